@@ -379,10 +379,11 @@ class SqlReads(ABC):
         else:
             rows = await self.search(bind(tenant, sql.usage_by(keys), all=not owner, **named))
         places = [keys.index(name) if name in keys else None for name in _USAGE_KEYS]
-        decode = tables.USAGE.decode
-        return [
-            decode(["" if n is None else row[n] for n in places] + list(map(int, row[len(keys) :]))) for row in rows
-        ]
+        found, slices = list[store.UsageRow](), TimeSlices()
+        for row in rows:
+            found.append(tables.USAGE.decode(["" if n is None else row[n] for n in places] + list(row[len(keys) :])))
+            await slices.pause()
+        return found
 
     async def _sum_by_session(self, tenant: str, keys: tuple[str, ...], named: dict[str, Any]) -> list[Row]:
         """Examine sessions, those with the most tokens first, until no other one can be among the result."""

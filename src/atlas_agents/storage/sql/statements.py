@@ -679,7 +679,7 @@ INSERT INTO usage_closed (tenant, day, complete) VALUES (:tenant, :day, FALSE) O
 CLOSE_DAY = "UPDATE usage_closed SET complete = TRUE WHERE tenant = :tenant AND day = :day RETURNING day"
 DROP_USAGE_DAY = "DELETE FROM usage_days WHERE tenant = :tenant AND day = :day"
 _USAGE_AMOUNTS = tuple(name for name in t.USAGE.names if name not in t.USAGE_KEY)
-_ADDED_AMOUNTS = ", ".join(f"sum({name})" for name in _USAGE_AMOUNTS)
+_ADDED_AMOUNTS = ", ".join(f"CAST(sum({name}) AS BIGINT)" for name in _USAGE_AMOUNTS)
 SUM_USAGE_DAY = f"""
 INSERT INTO usage_days (tenant, day, owner, agent_id, model, {", ".join(_USAGE_AMOUNTS)})
 SELECT CAST(:tenant AS TEXT), day, owner, agent_id, model, {_ADDED_AMOUNTS} FROM usage_sums
