@@ -274,9 +274,11 @@ def _index_audit(context: WriteContext) -> Steps[int]:
     yield from _insert(context, sql.add_audit_blocks, blocks)
     fields = [{"field": field, "value": value, "block": block} for field, value, block in sorted(values)]
     yield from _insert(context, sql.add_audit_values, fields)
-    for (day, tool), (calls, failed, milliseconds) in sums.items():
-        amounts = {"calls": int(calls), "failed": int(failed), "milliseconds": milliseconds}
-        yield context.bind(sql.ADD_TOOL_DAY, day=day, tool=tool, **amounts)
+    days = [
+        {"day": day, "tool": tool, "calls": int(calls), "failed": int(failed), "milliseconds": milliseconds}
+        for (day, tool), (calls, failed, milliseconds) in sorted(sums.items())
+    ]
+    yield from _insert(context, sql.add_tool_days, days)
     return len(indexed)
 
 

@@ -654,11 +654,6 @@ RETURNING position"""
 AUDIT_BEFORE = f"""
 SELECT {t.AUDIT.columns} FROM audit WHERE tenant = :tenant AND seq < :before AND seq > :after
 ORDER BY seq DESC LIMIT :limit"""
-ADD_TOOL_DAY = """
-INSERT INTO tool_days (tenant, day, tool, calls, failed, milliseconds)
-VALUES (:tenant, :day, :tool, :calls, :failed, :milliseconds)
-ON CONFLICT (tenant, day, tool) DO UPDATE SET calls = tool_days.calls + :calls, failed = tool_days.failed + :failed,
-    milliseconds = tool_days.milliseconds + :milliseconds"""
 TOOL_DAYS = """
 SELECT day, tool, calls, failed, milliseconds FROM tool_days WHERE tenant = :tenant AND day >= :since AND day < :until
 ORDER BY day DESC, tool LIMIT :limit"""
@@ -775,6 +770,15 @@ def add_audit_values(count: int) -> str:
     rows = ", ".join(f"(:tenant, :field{n}, :value{n}, :block{n})" for n in range(count))
     return f"""INSERT INTO audit_values (tenant, field, value, block) VALUES {rows}
 ON CONFLICT (tenant, field, value, block) DO NOTHING"""
+
+
+@cache
+def add_tool_days(count: int) -> str:
+    """Return the statement that adds calls of several tools and days: `:day0`, `:tool0`, `:calls0` and so on."""
+    rows = ", ".join(f"(:tenant, :day{n}, :tool{n}, :calls{n}, :failed{n}, :milliseconds{n})" for n in range(count))
+    return f"""INSERT INTO tool_days (tenant, day, tool, calls, failed, milliseconds) VALUES {rows}
+ON CONFLICT (tenant, day, tool) DO UPDATE SET calls = tool_days.calls + excluded.calls,
+    failed = tool_days.failed + excluded.failed, milliseconds = tool_days.milliseconds + excluded.milliseconds"""
 
 
 @cache
