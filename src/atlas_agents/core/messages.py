@@ -260,6 +260,8 @@ class Message(msgspec.Struct, frozen=True, dict=True):
             marked = [part.untrusted for part in self.parts if type(part) is ToolResult and part.untrusted]
             return tuple([source for each in marked for source in each.split("; ")])
         named: Any = self.metadata.get(UNTRUSTED)
+        if named is None and len(self.parts) == 1 and type(self.parts[0]) is Text:  # nearly all messages
+            return ()
         sources = [each for each in cast(list[Any], named) if isinstance(each, str)] if isinstance(named, list) else []
         sources += [f"attachment: {part.name}" for part in self.parts if type(part) is File]
         return (*sources, *["attachment: image" for part in self.parts if type(part) is Image])
