@@ -107,8 +107,10 @@ async def run(
         raise ConfigError(f"--min-score must be from 0 to 1, got {min_score}")
     settings, suite = load_settings(), read_suite(Path(file), code=code)
     earlier = _find(settings, compare) if compare else None
-    chosen = {"models": tuple(model or ()), "agents": tuple(agent or ()), "budget": _read_budget(budget)}
-    options = EvaluationOptions(repeat=repeat, parallel=parallel, seconds=seconds, **chosen)
+    models, agents, limits = tuple(model or ()), tuple(agent or ()), _read_budget(budget)
+    options = EvaluationOptions(
+        models=models, agents=agents, repeat=repeat, parallel=parallel, budget=limits, seconds=seconds
+    )
     report = make_report(await _run(settings, suite, options, resume=resume), earlier)
     _write_files(report, out, junit)
     _show_report(report, as_json=as_json)
