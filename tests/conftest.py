@@ -3,9 +3,11 @@
 import gc
 import ipaddress
 import os
+import resource
 import signal
 import socket
 import sys
+from collections import defaultdict
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,8 @@ from typing import Any
 import hypothesis
 import pytest
 from _pytest.assertion import rewrite
+
+import fork_server
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # shells set this for background jobs
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -96,9 +100,31 @@ def pytest_collection(session: pytest.Session) -> None:
             rewrite._write_pyc(state, code, digest, cached)  # pyright: ignore[reportPrivateUsage]
 
 
-def pytest_runtest_setup() -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--cpu", action="store_true", help="print the files that took the most CPU time")
+
+
+_cpu_before = pytest.StashKey[float]()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.config.getoption("cpu"):
+        item.stash[_cpu_before] = _cpu_seconds()
     for name in [name for name in os.environ if name.startswith(_SETTINGS)]:
         del os.environ[name]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
+    if call.when == "teardown" and _cpu_before in item.stash:
+        item.user_properties.append(("cpu_seconds", round(_cpu_seconds() - item.stash[_cpu_before], 2)))
+
+
+def _cpu_seconds() -> float:
+    """Return the CPU time of this process and of those that it waited for; servers that still run are not included."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used) + fork_server.cpu_seconds()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -139,10 +165,20 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print the number of crash cases run by all worker processes."""
+    """Print the number of crash cases run by all worker processes, and with `--cpu` the files that take the most."""
     reports: list[pytest.TestReport] = [
         report for kind in ("passed", "failed") for report in terminalreporter.getreports(kind)
     ]
     counts = [int(str(value)) for report in reports for name, value in report.user_properties if name == "crash_cases"]
     if counts:
         terminalreporter.write_line(f"{sum(counts)} crash cases")
+    files = defaultdict[str, float](float)
+    ended: list[pytest.TestReport] = terminalreporter.getreports("")
+    for report in ended:
+        files[report.nodeid.partition("::")[0]] += sum(
+            float(str(value)) for name, value in report.user_properties if name == "cpu_seconds"
+        )
+    if any(files.values()):
+        terminalreporter.section(f"CPU seconds: {sum(files.values()):.0f}")
+        for file, seconds in sorted(files.items(), key=lambda each: -each[1])[:40]:
+            terminalreporter.write_line(f"{seconds:8.1f} {file}")
