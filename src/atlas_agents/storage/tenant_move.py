@@ -65,13 +65,14 @@ SELECT phase INTO found FROM tenant_moves WHERE tenant = moving;
 IF found IN ('snapshot', 'copying') THEN
     IF TG_OP <> 'INSERT' THEN INSERT INTO tenant_changes VALUES (moving, TG_TABLE_NAME, {old}); END IF;
     IF TG_OP <> 'DELETE' THEN INSERT INTO tenant_changes VALUES (moving, TG_TABLE_NAME, {new}); END IF;
-ELSIF found <> 'open' AND current_setting('atlas.mover', true) IS DISTINCT FROM moving THEN
+ELSIF found <> 'open' THEN
     RAISE EXCEPTION 'tenant % is in another database', moving USING ERRCODE = '57P03';
 END IF;
 RETURN NULL; END $$"""
 """Records changes, or rejects them with the error of a server that is not available. The lock is held until the
 transaction ends, so the fence waits for transactions that were not rejected."""
-_TRIGGER = """CREATE TRIGGER {name} AFTER {events} ON {table} FOR EACH ROW WHEN ({row}.tenant = {tenant})
+_TRIGGER = """CREATE TRIGGER {name} AFTER {events} ON {table} FOR EACH ROW
+WHEN ({row}.tenant = {tenant} AND current_setting('atlas.mover', true) IS DISTINCT FROM {tenant})
 EXECUTE FUNCTION {function}({tenant}, {lock})"""
 _OPERATIONS: tuple[tuple[LiteralString, LiteralString], ...] = (("new", "INSERT OR UPDATE"), ("old", "DELETE"))
 _SET_PHASE = """INSERT INTO tenant_moves VALUES (%(tenant)s, %(phase)s, %(peer)s, now())
