@@ -419,7 +419,8 @@ _Figures: TypeAlias = tuple[wire.EndedTurns, Percentiles, Percentiles, tuple[wir
 def _merge_figures(cluster: "ClusterStatus") -> _Figures:
     """Return the figures of all members that execute turns and are alive, as of their last heartbeats."""
     alive = [(each.heartbeat_age, each.figures) for each in cluster.members if each.figures and not each.lost]
-    found, by_model = [figures for _, figures in alive], dict[str, list[tuple[float, ModelFigures]]]()
+    found = [figures for _, figures in alive]
+    by_model: dict[str, list[tuple[float, ModelFigures]]] = {}
     for age, figures in alive:
         for model in figures.models:
             by_model.setdefault(model.model, []).append((age, model))
