@@ -157,7 +157,7 @@ async def test_status_needs_no_connection_of_its_own(
         monkeypatch.setattr(psycopg.AsyncConnection, "connect", refuse)
         for _ in range(5):
             found = await operations.cluster()
-        assert found is not None and [each.role for each in found.members] == ["gateway"]
+            assert found is not None and [each.role for each in found.members] == ["gateway"]
 
 
 async def test_older_member_registry_gets_the_column_of_figures(server: PostgresServer, tmp_path: Path) -> None:
