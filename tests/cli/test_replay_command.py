@@ -178,7 +178,7 @@ CHANGED_SCHEMA = ("number: int, password: str", "number: float, password: str")
 
 
 @pytest.mark.parametrize(
-    ("change", "code", "said"),
+    ("change", "code", "shown"),
     [
         (("", ""), 0, "is the same: 2 rounds, done."),
         (MISSING_TOOL, 1, "differs in round 1: the tool 'find_order' is missing (request)"),
@@ -188,18 +188,18 @@ CHANGED_SCHEMA = ("number: int, password: str", "number: float, password: str")
     ids=["same", "missing tool", "changed schema", "missing agent"],
 )
 def test_exit_code_tells_what_has_changed(
-    change: tuple[str, str], code: int, said: str, shop: tuple[Home, str]
+    change: tuple[str, str], code: int, shown: str, shop: tuple[Home, str]
 ) -> None:
     home, run = shop
     _change(home, *change)
     done = _atlas(home, "replay", run, "--agents", "./shop.py:atlas")
     assert done.returncode == code, done.stderr
-    assert said in (done.stdout if code < 2 else done.stderr)
+    assert shown in (done.stdout if code < 2 else done.stderr)
     assert "Traceback" not in done.stderr and not (home.folder / "ran").exists()
 
 
 @pytest.mark.parametrize(
-    ("statement", "said"),
+    ("statement", "shown"),
     [
         ("UPDATE journal SET payload = CAST('{' AS BLOB) WHERE kind = 'outcome'", "was changed after it was written"),
         ("UPDATE messages SET body = CAST('{' AS BLOB)", "cannot be read; run: atlas store check"),
@@ -207,13 +207,13 @@ def test_exit_code_tells_what_has_changed(
     ],
     ids=["journal", "message", "deleted"],
 )
-def test_damaged_row_is_named_with_exit_code_2(statement: str, said: str, shop: tuple[Home, str]) -> None:
+def test_damaged_row_is_named_with_exit_code_2(statement: str, shown: str, shop: tuple[Home, str]) -> None:
     home, run = shop
     with closing(sqlite3.connect(home.folder / "shop.db")) as database, database:
         database.execute(statement)
     done = _atlas(home, "replay", run, "--agents", "./shop.py:atlas")
     assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr.startswith("atlas: ") and said in done.stderr and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("atlas: ") and shown in done.stderr and done.stderr.count("\n") == 1
 
 
 def test_run_is_saved_as_a_test_that_names_a_changed_prompt(shop: tuple[Home, str]) -> None:

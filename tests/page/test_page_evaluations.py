@@ -53,11 +53,13 @@ def test_evaluation_shows_cases_models_and_differences(tab: Tab) -> None:
     page = tab.page
     expect(page.get_by_role("link", name="Evaluations")).to_have_attribute("aria-current", "page")
     expect(page.locator(".ant-table-row")).to_have_count(2)
+    expect(page.locator(".ant-table-row").first).to_contain_text("assistant11 of 120.92")
     page.locator(".ant-table-row").first.click()
     expect(page.get_by_role("heading", name="ten tool calls")).to_be_visible()
     expect(page.locator(".stat")).to_have_count(2)
     expect(page.locator(".stat").first).to_contain_text("5 of 6 passed")
     expect(page.locator(".ant-tag", has_text="Failed")).to_have_count(1)
+    expect(page.locator("tr", has_text="Failed")).to_contain_text("tool_calls: missing get_time")
     page.get_by_role("combobox", name="Compare with").click()
     page.locator(".ant-select-item-option", has_text="ten tool calls").click()
     expect(page.locator(".stat").first).to_contain_text("+0.00 in the mean score of 6 cases")

@@ -54,7 +54,7 @@ def crash(
 
     The target is an Agent, a list of agents, a function that returns them, or a function of a Simulation, as the guide
     on testing describes. Models are never called: a script replaces them. Tools are replaced by doubles that only
-    record the call, unless you pass --run-tools or the target takes a Simulation. delegate_task is no double: each task
+    record the call, unless you pass --run-tools or the target takes a Simulation. Only delegate_task stays: each task
     runs a turn of the other agent, which calls each of its own tools once.
 
     Functions that write prompts, conditions and hooks of your agents do run, many times. Unless your own tools or

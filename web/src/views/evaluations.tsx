@@ -43,7 +43,7 @@ function EvaluationList() {
               rowKey="id"
               dataSource={evaluations}
               pagination={{ pageSize: 25, hideOnSinglePage: true, showSizeChanger: false }}
-              scroll={{ x: 640 }}
+              scroll={{ x: 820 }}
               tableLayout="fixed"
               onRow={(each) => ({
                 onClick: () => navigate({ view: "evaluations", id: each.id }),
@@ -68,11 +68,25 @@ function EvaluationList() {
                   render: (models: string[]) => models.join(", "),
                 },
                 {
+                  title: "Agents",
+                  dataIndex: "agents",
+                  className: "phone-hidden",
+                  ellipsis: true,
+                  render: (agents: string[]) => agents.join(", "),
+                },
+                {
                   title: "Passed",
                   key: "passed",
                   width: 130,
                   className: "number phone-state",
                   render: (_, each) => <Passed found={each} />,
+                },
+                {
+                  title: "Mean score",
+                  dataIndex: "score",
+                  width: 110,
+                  className: "number phone-hidden",
+                  render: (score: number, each) => (each.results > 0 ? score.toFixed(2) : "–"),
                 },
               ]}
             />
@@ -198,15 +212,16 @@ function Cases({ details }: { details: EvaluationDetails }) {
       rowKey="case"
       dataSource={cases}
       pagination={{ pageSize: 50, hideOnSinglePage: true, showSizeChanger: false }}
-      scroll={{ x: 180 + 130 * columns.length }}
+      scroll={{ x: 420 + 130 * columns.length }}
       columns={[
-        { title: "Case", dataIndex: "case", width: 140 },
+        { title: "Case", dataIndex: "case", width: 160 },
         ...columns.map((column) => ({
           title: evaluation.agents.length > 1 ? columnKey(column) : column.model,
           key: columnKey(column),
           width: 130,
           render: (_: unknown, row: CaseRow) => <Cell results={row.cells[columnKey(column)] ?? []} />,
         })),
+        { title: "Why it did not pass", key: "reason", ellipsis: true, render: (_, row) => firstReason(row) },
       ]}
       expandable={{ expandedRowRender: (row) => <CaseDetails row={row} /> }}
     />
@@ -222,6 +237,16 @@ function groupCases(rows: readonly EvaluationRow[]): CaseRow[] {
     found.set(row.case, entry);
   }
   return [...found.values()];
+}
+
+function firstReason(row: CaseRow): string {
+  const failed = Object.values(row.cells)
+    .flat()
+    .filter((result) => result.status !== "passed");
+  const [first, ...others] = failed;
+  if (!first) return "";
+  const more = others.length > 0 ? ` (and ${others.length} more)` : "";
+  return `${first.reason ?? ""}${more}`;
 }
 
 const COLORS = { passed: "success", failed: "error", error: "warning" } as const;
