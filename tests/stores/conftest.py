@@ -51,26 +51,33 @@ def schema() -> str:
 
 
 @pytest.fixture
-async def make_store(kind: str, schema: str, request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Make]:
+def location(kind: str, schema: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, str]]:
+    """Where the store of the test is: a file, or the URL of a database and a schema; nowhere for one in memory."""
+    if kind != "postgres":
+        yield (str(tmp_path / "atlas.db") if kind == "sqlite" else ""), ""
+        return
+    server: PostgresServer = request.getfixturevalue("postgres_server")
+    if "old_database" in request.fixturenames:
+        yield server.url, schema
+        return
+    with server.copy_of(request.getfixturevalue("migrated"), schema) as url:
+        yield url, "atlas"
+
+
+@pytest.fixture
+async def make_store(kind: str, location: tuple[str, str]) -> AsyncIterator[Make]:
     """Open the store of the test. Each call opens the same database again."""
     opened: list[Store] = []
-    cleanup = contextlib.ExitStack()
-    url = ""
-    if kind == "postgres":
-        server: PostgresServer = request.getfixturevalue("postgres_server")
-        url = server.url
-        if "old_database" not in request.fixturenames:
-            url = cleanup.enter_context(server.copy_of(request.getfixturevalue("migrated"), schema))
-            schema = "atlas"
+    where, schema = location
 
     async def make() -> Store:
         store: Store
         if kind == "memory":
             store = MemoryStore()
         elif kind == "sqlite":
-            store = SqliteStore(tmp_path / "atlas.db")
+            store = SqliteStore(where)
         else:
-            store = PostgresStore(url, schema=schema)
+            store = PostgresStore(where, schema=schema)
         await store.open()
         opened.append(store)
         return store
@@ -78,7 +85,6 @@ async def make_store(kind: str, schema: str, request: pytest.FixtureRequest, tmp
     yield make
     for store in opened:
         await store.close()
-    cleanup.close()
 
 
 @pytest.fixture

@@ -432,12 +432,10 @@ PROGRESS = (
 
 
 @pytest.mark.durable
-async def test_backfill_continues_after_each_of_many_kills(
-    make_store: Make, kind: str, schema: str, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
+async def test_backfill_continues_after_each_of_many_kills(make_store: Make, location: tuple[str, str]) -> None:
     """The database is one whose derived tables are empty, as after an upgrade. SIGKILL comes during a batch."""
     sessions, rows = 400, 12_000
-    where = str(tmp_path / "atlas.db") if kind == "sqlite" else request.getfixturevalue("postgres_server").url
+    where, schema = location
     store = await make_store()
     for n in range(sessions):
         await add_session(store, f"s{n}", f"word{n}x shared", label=f"name{n}x")
