@@ -39,7 +39,7 @@ from atlas_agents import Agent, Atlas, Capabilities, Chunk, DoneChunk, Request, 
 from atlas_agents.core.aio import BackgroundTasks, utc_day
 from atlas_agents.core.store import JobRow, audit_hash
 from atlas_agents.gateway.auth import TokenEntry, TokenFile
-from atlas_agents.gateway.server import Gateway, freeze_loaded_objects, run
+from atlas_agents.gateway.server import Gateway, configure_collector, run
 from atlas_agents.gateway.settings import GatewaySettings
 from atlas_agents.storage.hash_chain import AuditSigner
 from atlas_agents.storage.postgres import PostgresStore
@@ -230,7 +230,7 @@ async def serve(where: str, home: Path) -> None:
         print("refreshed", flush=True)
 
     def ready(gateway: Gateway) -> None:
-        freeze_loaded_objects()
+        configure_collector()
         took, used = time.monotonic() - started, time.process_time() - cpu
         print(json.dumps([gateway.port, took * 1000, used * 1000]), flush=True)
         tasks.spawn(report_refreshed())

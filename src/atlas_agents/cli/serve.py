@@ -117,9 +117,6 @@ def _gateway_ready(served: "ServedGateway", *, hide_token: bool) -> None:
 
 
 def _finish_start() -> None:
-    from atlas_agents.gateway.server import freeze_loaded_objects
-
-    freeze_loaded_objects()
     _print("Press Ctrl-C to stop.")
     for handler in logging.getLogger().handlers:
         handler.removeFilter(_is_important)
