@@ -201,9 +201,12 @@ def test_exit_code_tells_what_has_changed(
 @pytest.mark.parametrize(
     ("statement", "shown"),
     [
-        ("UPDATE journal SET payload = CAST('{' AS BLOB) WHERE kind = 'outcome'", "was changed after it was written"),
+        (
+            "UPDATE journal_rows SET payload = CAST('{' AS BLOB) WHERE kind = 'outcome'",
+            "was changed after it was written",
+        ),
         ("UPDATE messages SET body = CAST('{' AS BLOB)", "cannot be read; run: atlas store check"),
-        ("DELETE FROM journal", "has no journal"),
+        ("DELETE FROM journal_rows", "has no journal"),
     ],
     ids=["journal", "message", "deleted"],
 )
