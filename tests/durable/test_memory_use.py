@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from atlas_agents.storage.sqlite_files import WRITER_CACHE
+
 RUNNER = Path(__file__).parent / "memory_runner.py"
 
 
@@ -17,4 +19,7 @@ def test_idle_sessions_take_no_memory(tmp_path: Path) -> None:
     (early, early_blocks), (later, later_blocks), (last, last_blocks) = (map(int, line.split()) for line in printed)
     assert later_blocks - early_blocks < 800, "a turn in a new session leaves an object behind"
     assert last_blocks - later_blocks < 0.1 * later_blocks, "a turn in an old session leaves its history behind"
-    assert max(later, last) < 1.1 * early, f"{early} KiB after 200 turns, {later} after 1,000, {last} after 1,200"
+    history = f"{early} KiB after 200 turns, {later} after 1,000, {last} after 1,200"
+    # the page cache of the writer fills up
+    assert later < 1.1 * early + WRITER_CACHE, history
+    assert last < 1.02 * later, history

@@ -41,7 +41,7 @@ _PAGE_SIZE = 1024
 """Bytes per page of a new database. A commit changes a few rows in many places and writes each page that it changes."""
 _LOG_SIZE = 4 << 20
 """Bytes in the write-ahead log from which on they are moved to the file."""
-_WRITER_CACHE = 8 << 10
+WRITER_CACHE = 8 << 10
 """Page cache of the writer, in kilobytes. The pages of indexes on random ids are all over the file."""
 _LARGE_CACHE = 64 << 10
 """Page cache of a reader for searches, in kilobytes."""
@@ -96,7 +96,7 @@ def open_writer(options: OpenOptions) -> sqlite3.Connection:
         connection.execute(f"PRAGMA page_size = {_PAGE_SIZE:d}")  # an existing database keeps its own
         _use_wal(connection, path, options.busy_timeout)
         connection.execute("PRAGMA synchronous = FULL")
-        connection.execute(f"PRAGMA cache_size = -{_WRITER_CACHE:d}")
+        connection.execute(f"PRAGMA cache_size = -{WRITER_CACHE:d}")
         size: int = connection.execute("PRAGMA page_size").fetchone()[0]
         connection.execute(f"PRAGMA wal_autocheckpoint = {_LOG_SIZE // size:d}")
         if options.max_pages is not None:

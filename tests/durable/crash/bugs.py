@@ -1,6 +1,7 @@
 """Seeded bugs, which prove that the checks detect violations."""
 
 import asyncio
+import re
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -103,13 +104,8 @@ def ignore_idempotency_key() -> None:
 
 
 def write_a_step_twice() -> None:
-    _schema(
-        "PRIMARY KEY (tenant, run_id, seq), UNIQUE (tenant, run_id, kind, key)", "PRIMARY KEY (tenant, run_id, seq)"
-    )
-    _set(
-        statements,
-        ADD_JOURNAL=statements.ADD_JOURNAL.replace("ON CONFLICT (tenant, run_id, kind, key) DO NOTHING", ""),
-    )
+    forms, statement = statements.SQLITE_FORMS, statements.ADD_JOURNAL
+    forms[statement] = re.sub(r" AND NOT EXISTS \(.*:key\)", "", forms[statement])
 
 
 def swallow_audit_errors() -> None:
