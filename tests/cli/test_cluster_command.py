@@ -87,10 +87,10 @@ def test_status_without_a_cluster_explains_what_to_do(bare: Home, postgres: Post
     assert alone.stdout == empty.stdout == gone.stdout == ""
 
 
-def member(role: str = "worker", **more: bool) -> MemberStatus:
-    states = {"leads": False, "draining": False, "lost": False} | more
+def member(role: str = "worker", **states: bool) -> MemberStatus:
+    leads, draining, lost = (states.get(each, False) for each in ("leads", "draining", "lost"))
     capacity = 0 if role == "gateway" else 64
-    return MemberStatus("id", role, "box", 1, "", "0.1.0", 9.0, 1.0, runs=0, capacity=capacity, **states)
+    return MemberStatus("id", role, "box", 1, "", "0.1.0", 9.0, 1.0, 0, capacity, leads, draining, lost)
 
 
 def problems(*members: MemberStatus, waiting: int = 0, dead: int = 0) -> list[str]:
