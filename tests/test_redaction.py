@@ -2,10 +2,13 @@
 
 import ast
 import base64
+import html
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 import pytest
@@ -13,7 +16,7 @@ import pytest
 from atlas_agents import MemoryAudit, ToolContext, tool
 from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
 from atlas_agents.tools import secret_rules
-from atlas_agents.tools.redact import REDACTED, Redactor, is_secret_name
+from atlas_agents.tools.redact import REDACTED, Redactor, find_secrets, is_secret_name
 from checks import cpu_factor
 
 REPOSITORY = Path(__file__).parent.parent
@@ -328,6 +331,68 @@ async def test_secret_argument_that_is_a_word_does_not_change_the_result() -> No
     assert record.entry.meta["result"] == "the garage is open, garage"
 
 
+# Secrets in data, and encodings
+
+SECRET = "p@ss!w(o)rd/7+é<&>"
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        quote(SECRET, safe=""),
+        quote(SECRET, safe="").lower(),
+        quote(SECRET, safe="!'()*"),
+        json.dumps(SECRET, ensure_ascii=False).replace("<", r"\u003c").replace(">", r"\u003e").replace("&", r"\u0026"),
+        json.dumps(SECRET).replace("/", r"\/"),
+        json.dumps(json.dumps({"echo": SECRET})),
+        html.escape(SECRET),
+        str(SECRET.encode()),
+    ],
+    ids=["url", "lowercase url", "browser url", "json for pages", "json with slashes", "json in json", "html", "bytes"],
+)
+def test_known_secret_in_another_encoding_is_redacted(written: str) -> None:
+    for hidden in (
+        Redactor([SECRET], environment={}).text(f"It was {written}."),
+        Redactor(environment={}).text(f"It was {written}.", [SECRET]),
+        Redactor(environment={}).head(f"It was {written}.", 1000, [SECRET]),
+    ):
+        assert REDACTED in hidden and "ss!w" not in hidden and "rd" not in hidden
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"name": "password", "value": "tiger-Wq7-lake-93"},
+        {"headers": [["X-Api-Key", "tiger-Wq7-lake-93"]]},
+        {"headers": {"Authorization": "Bearer tiger-Wq7-lake-93"}},
+        {"headers": {"Authorization": f"Basic {base64.b64encode(b'ana:tiger-Wq7-lake-93').decode()}"}},
+        {"body": '{"user": "ana", "password": "tiger-Wq7-lake-93"}'},
+        '[{"password": "tiger-Wq7-lake-93"}]',
+        {"url": "postgresql://ana:tiger-Wq7-lake-93@db.example.org/shop"},
+        {"command": "mysqldump -u ana --password=tiger-Wq7-lake-93 shop"},
+        {"command": ["curl", "-u", "ana:tiger-Wq7-lake-93", "https://example.org"]},
+        {"env": ["PGPASSWORD=tiger-Wq7-lake-93"]},
+    ],
+    ids=["pair", "list", "bearer", "basic", "json", "json list", "url", "command", "arguments", "variable"],
+)
+def test_secret_in_data_is_found(data: Any) -> None:
+    assert "tiger-Wq7-lake-93" in find_secrets(data)
+
+
+def test_data_without_secrets_has_none_to_find() -> None:
+    data = {
+        "name": "city",
+        "value": "Lima",
+        "pair": ["left", "right"],
+        "url": "https://example.org/a:b",
+        "command": ["git", "commit", "-m", "fix: the token count"],
+        "text": "The password is required.",
+        "json": '{"monkey": "x1"}',
+        "count": 7,
+    }
+    assert find_secrets(data) == []
+
+
 # Base64 and streams
 
 
@@ -367,6 +432,16 @@ def test_known_secret_split_over_pieces_is_redacted_at_every_position() -> None:
             shown = "".join([*map(stream.add, pieces), stream.flush()])
             assert _longest_common(shown, secret) <= 8, (first, second)
             assert shown.endswith(" there")
+
+
+def test_text_after_a_secret_in_a_stream_is_shown_once() -> None:
+    text = "see Kanarienvogel/7731 there, and https://ana:tiger-7@example.org/x as well, and so on"
+    redactor = Redactor(["Kanarienvogel/7731"], environment={})
+    for size in range(4, len(text)):
+        stream = redactor.stream()
+        shown = "".join([stream.add(text[at : at + size]) for at in range(0, len(text), size)]) + stream.flush()
+        assert shown.count(REDACTED) == 2 and "tiger" not in shown, size
+        assert shown.endswith(f"{REDACTED} there, and https://{REDACTED}@example.org/x as well, and so on"), size
 
 
 def test_stream_without_secrets_is_shown_at_once() -> None:
@@ -459,6 +534,7 @@ def test_at_most_one_percent_of_the_harmless_fields_in_tests_change() -> None:
         "discord " + "M" * 1_000_000,
         '{"password": "' * 70_000,
         f"{MIXED}/" * 3_800,
+        " ".join([base64.b64encode(f"password=tiger-{n:09}".encode()).decode() for n in range(25_000)]),
     ],
     ids=lambda text: text[:12],
 )

@@ -1,14 +1,14 @@
 """Redaction: removes secrets from logs, stored data and results, by field name, by known value and by pattern."""
 
 import base64
-import binascii
+import html
 import json
 import math
 import os
 import re
 import traceback
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from typing import Any, Literal, TypeAlias, cast
 from urllib.parse import quote, quote_plus, urlsplit
 
@@ -19,7 +19,7 @@ from atlas_agents.tools import secret_rules as rules
 REDACTED = "[REDACTED]"
 NameClass: TypeAlias = Literal["secret", "unclear", "harmless"]
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
-_MAX_CACHED_NAME = 200
+_MAX_CACHED = 200
 _MIN_SECRET = 5
 _LONG_TEXT = 256
 _MARGIN = 4_000
@@ -27,6 +27,7 @@ _MARGIN = 4_000
 _MAX_DEPTH = 64
 _MAX_TRACE = 100_000
 _MIN_BASE64 = 24
+_MAX_ENCODED = 16_000
 _MIN_HELD, _MAX_HELD, _TAIL = 4, 8_192, 64
 """How much of a stream is held back because it may be the start of a secret, and how much is remembered."""
 _NOT_SECRET = frozenset(("PWD", "OLDPWD", "SSH_AUTH_SOCK", "XAUTHORITY", "KRB5CCNAME", "pwd"))
@@ -64,7 +65,7 @@ def is_secret_name(name: str) -> bool:
 
 def classify_name(name: str) -> NameClass:
     """Return whether a field holds a secret by its name. For `unclear` names, such as `key`, the value decides."""
-    return _classify_name(name) if len(name) <= _MAX_CACHED_NAME else _classify_name.__wrapped__(name)
+    return _classify_name(name) if len(name) <= _MAX_CACHED else _classify_name.__wrapped__(name)
 
 
 @lru_cache(maxsize=4096)
@@ -110,45 +111,47 @@ def _compile(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern)
 
 
-def _replace(match: re.Match[str]) -> str:
+def _replace(match: re.Match[str], removed: list[str] | None) -> str:
     """Redact the group `secret` of a match, or all of it. A placeholder such as `$TOKEN` stays."""
-    if "secret" not in match.re.groupindex:
-        return REDACTED
-    if _PLACEHOLDER.fullmatch(match["secret"]):
+    named = "secret" in match.re.groupindex
+    secret = match["secret"] if named else match[0]
+    if named and _PLACEHOLDER.fullmatch(secret):
         return match[0]
-    start, end = match.span("secret")
+    if removed is not None:
+        removed.append(secret)
+    start, end = match.span("secret" if named else 0)
     return match.string[match.start() : start] + REDACTED + match.string[end : match.end()]
 
 
-def _apply(found: Iterable[rules.SecretRule], text: str, searched: str) -> str:
+def _apply(found: Iterable[rules.SecretRule], text: str, searched: str, removed: list[str] | None) -> str:
     """Apply the rules of which a hint occurs in `searched`."""
     for rule in found:
         for hint in rule.hints:
             if hint in searched:
-                text = _compile(rule.pattern).sub(_replace, text)
+                text = _compile(rule.pattern).sub(partial(_replace, removed=removed), text)
                 break
     return text
 
 
-def _redact_formats(text: str, levels: int = 1) -> str:
+def _redact_formats(text: str, levels: int = 1, removed: list[str] | None = None) -> str:
     """Remove what looks like a secret: tokens of vendors, also in base64, passwords in commands, and values after
-    secret names."""
+    secret names. What is removed is added to `removed`, except base64."""
     if len(text) < _SHORT_TEXT and not _MAY_HOLD_SECRET.search(text):
         return text
-    text = _apply(rules.TEXT_RULES, text, text)
+    text = _apply(rules.TEXT_RULES, text, text, removed)
     words = [word for word in text.split() if len(word) >= rules.MIN_TOKEN]
     if words:
-        text = _apply(rules.VENDOR_RULES, text, " ".join(words))
+        text = _apply(rules.VENDOR_RULES, text, " ".join(words), removed)
         if levels:
             text = _redact_base64(text, words)
     if "=" not in text and ":" not in text and " " not in text:
         return text
     lowercase = text.lower()
-    text = _apply(rules.HEADER_RULES, text, lowercase)
+    text = _apply(rules.HEADER_RULES, text, lowercase, removed)
     if " -" in text:
-        text = _apply(rules.COMMAND_RULES, text, lowercase)
+        text = _apply(rules.COMMAND_RULES, text, lowercase, removed)
     if ("=" in text or ":" in text or " --" in text) and any(hint in lowercase for hint in _NAME_HINTS):
-        text = _redact_assignments(text)
+        text = _redact_assignments(text, removed)
     return text
 
 
@@ -157,7 +160,7 @@ _MAY_HOLD_SECRET = re.compile(rf"[=:-]|\S{{{rules.MIN_TOKEN}}}|(?i:bearer|basic|
 """What every rule of a format needs. One search is faster than the hints of all rules in a short text."""
 
 
-def _redact_assignments(text: str) -> str:
+def _redact_assignments(text: str, removed: list[str] | None = None) -> str:
     lowercase = text.lower()
     same_length = len(lowercase) == len(text)  # not for a few letters, such as U+0130
     pattern, searched = (_ASSIGNMENT, lowercase) if same_length else (_ASSIGNMENT_IN_ANY_CASE, text)
@@ -173,6 +176,8 @@ def _redact_assignments(text: str) -> str:
             pieces += (text[copied : start - quotes], REDACTED)
             more = _REST.match(text, end)
             copied = position = end + quotes if quotes or more is None else more.end()
+            if removed is not None:
+                removed.append(text[start : copied - quotes])
         else:
             position = match.end("rest")
     return "".join((*pieces, text[copied:])) if pieces else text
@@ -205,21 +210,14 @@ def _may_be_token(word: str) -> bool:
 
 def _redact_base64(text: str, words: list[str]) -> str:
     """Remove base64 text that contains a secret."""
-    for word in words:
-        if len(word) >= _MIN_BASE64:
-            for run in _BASE64.findall(word):
-                if _encodes_secret(run):
-                    text = text.replace(run, REDACTED)
-    return text
+    if not any(_encodes_secret(run) for word in words if len(word) >= _MIN_BASE64 for run in _BASE64.findall(word)):
+        return text
+    return _BASE64.sub(lambda match: REDACTED if _encodes_secret(match[0]) else match[0], text)
 
 
 def _encodes_secret(run: str) -> bool:
-    letters = run.rstrip("=").replace("-", "+").replace("_", "/")
-    try:
-        decoded = base64.b64decode(letters + "=" * (-len(letters) % 4))
-    except binascii.Error:
-        return False
-    return decoded.isascii() and (found := decoded.decode()) != _redact_formats(found, levels=0)
+    decoded = _decode_base64(run)
+    return decoded.isascii() and decoded != _redact_formats(decoded, levels=0)
 
 
 class Redactor:
@@ -234,15 +232,11 @@ class Redactor:
         self.add_secrets(*secrets, *(value for name, value in found.items() if _is_secret_variable(name, value)))
 
     def add_secrets(self, *secrets: str) -> None:
-        """Redact these values from now on, also in URL, JSON, hex and base64 encoding.
+        """Redact these values from now on, also in URL, JSON, HTML, hex and base64 encoding.
 
         A short or common value is ignored, because it would also be found in harmless texts.
         """
-        known = set(self._known)
-        for secret in secrets:
-            for part in _parts(secret.strip()):
-                if is_distinctive(part):
-                    known |= {form for form in _encodings(part) if is_distinctive(form)}
+        known = set(self._known).union(*map(_find_forms, secrets))
         if len(known) != len(self._known):
             self._known = tuple(sorted(known, key=len, reverse=True))
             self._starts = frozenset(secret[:_MIN_HELD] for secret in known)
@@ -250,11 +244,8 @@ class Redactor:
             self._pattern = re.compile("|".join(re.escape(secret) for secret in self._known))
 
     def text(self, text: str, also: Iterable[str] = ()) -> str:
-        """Return a text without secrets and without the values in `also`."""
-        text = self._remove_known(text)
-        for secret in also:
-            text = text.replace(secret, REDACTED)
-        return _redact_formats(text)
+        """Return a text without secrets and without the values in `also`, in any encoding."""
+        return _redact_formats(_remove_each(self._remove_known(text), also))
 
     def stream(self) -> "StreamRedactor":
         """Return a redactor for texts that arrive in pieces."""
@@ -266,7 +257,7 @@ class Redactor:
         if opened >= 0 and "-----END" not in text[opened:]:
             return len(text) - opened
         last = len(text) - max(text.rfind(" "), text.rfind("\n")) - 1
-        if last >= _MIN_HELD and _may_be_token(text[-last:]):
+        if last >= _MIN_HELD and ("://" in text[-last:] or _may_be_token(text[-last:])):
             return last
         for start in range(max(0, len(text) - self._longest), len(text) - _MIN_HELD + 1):
             if text[start : start + _MIN_HELD] in self._starts:
@@ -293,14 +284,9 @@ class Redactor:
 
     def head(self, value: Any, size: int, also: Iterable[str] = ()) -> str:
         """Return the first `size` characters of a text, or of other data as JSON, without secrets and without
-        `also`."""
+        `also`, in any encoding."""
         copied = _RedactedCopy(self, size).copy(value)
-        text = copied if isinstance(copied, str) else encode(copied).decode()
-        for secret in also:
-            text = text.replace(secret, REDACTED)
-            if not isinstance(copied, str):
-                text = text.replace(encode(secret).decode()[1:-1], REDACTED)
-        return text[:size]
+        return _remove_each(copied if isinstance(copied, str) else encode(copied).decode(), also)[:size]
 
     def trace(self, error: BaseException, also: Iterable[str] = ()) -> str:
         """Return the redacted traceback of an error, including its causes."""
@@ -346,12 +332,10 @@ class StreamRedactor:
         if not text:
             return ""
         whole = self._tail + text
-        redacted = self._redactor.text(whole)
-        before = next(
-            (n for n, (a, b) in enumerate(zip(self._tail, redacted, strict=False)) if a != b), len(self._tail)
-        )
+        shown, redacted = self._redactor.text(self._tail), self._redactor.text(whole)
         self._tail = whole[-_TAIL:]
-        return redacted[before:]
+        same = next((n for n, (a, b) in enumerate(zip(shown, redacted, strict=False)) if a != b), len(shown))
+        return redacted[same:]
 
 
 class _RedactedCopy:
@@ -423,12 +407,7 @@ class _RedactedCopy:
         if self._budget < len(text):
             text = text[: int(self._budget) + _MARGIN]
         found = self._redactor.text(clean(text))
-        ends = text.strip()
-        if levels and ends[:1] in ("{", "[") and ends[-1:] in ("}", "]"):
-            try:
-                inner = json.loads(text)
-            except (ValueError, RecursionError):
-                inner = None
+        if levels and (inner := _read_json(text)) is not None:
             redacted = self.copy(inner, levels - 1)
             if redacted != inner:
                 found = clean(json.dumps(redacted, ensure_ascii=False))
@@ -442,19 +421,64 @@ def _is_too_short(text: str) -> bool:
 
 
 def find_secrets(value: Any, name: str = "", levels: int = _MAX_DEPTH) -> list[str]:
-    """Return the strings under secret names in plain data that can be searched for in a text."""
+    """Return the secrets in plain data that can be searched for in a text.
+
+    They are the strings under secret names, also in pairs of a name and a value and in JSON, and the passwords in URLs,
+    headers, settings and commands.
+    """
     if isinstance(value, str):
-        return [value] if name and holds_secret(name, value) and is_distinctive(value) else []
-    if isinstance(value, Mapping) and levels:
-        items = cast(Mapping[Any, Any], value).items()
+        found = [value] if name and holds_secret(name, value) else _find_in_text(value, levels)
+        return [part for each in found for part in _parts(each.strip()) if is_distinctive(part)]
+    if not levels:
+        return []
+    if isinstance(value, Mapping):
+        items = cast(Mapping[Any, Any], value)
+        named = items.get("name") or items.get("key")
+        paired = str(named) if isinstance(named, str) and holds_secret(named, items.get("value")) else ""
         return [
             found
-            for key, item in items
-            for found in find_secrets(item, name if is_secret_name(name) else str(key), levels - 1)
+            for key, item in items.items()
+            for found in find_secrets(item, name if is_secret_name(name) else _name_of(str(key), paired), levels - 1)
         ]
-    if isinstance(value, list | tuple) and levels:
-        return [found for item in cast(list[Any], value) for found in find_secrets(item, name, levels - 1)]
+    if isinstance(value, list | tuple):
+        items = cast(list[Any], value)
+        if len(items) == 2 and isinstance(items[0], str) and holds_secret(items[0], items[1]):
+            return find_secrets(items[1], items[0], levels - 1)
+        listed = [found for item in items for found in find_secrets(item, name, levels - 1)]
+        return listed + find_secrets(" ".join(items), levels=0) if _is_command(items) else listed
     return []
+
+
+def _is_command(items: list[Any]) -> bool:
+    """Return whether a list has the arguments of a program, such as `["curl", "-u", "ana:tiger-7"]`."""
+    texts = [item for item in items if isinstance(item, str)]
+    return len(texts) == len(items) and any([text.startswith("-") for text in texts[1:]])
+
+
+def _name_of(key: str, paired: str) -> str:
+    """Return the name of a value in a mapping; that of `value` may be in a field beside it."""
+    return paired if paired and key == "value" else key
+
+
+def _find_in_text(text: str, levels: int) -> list[str]:
+    """Return the secrets that a text has by its format, or as JSON by the names of fields."""
+    if _is_too_short(text):
+        return []
+    removed: list[str] = []
+    _redact_formats(text, removed=removed)
+    found = [part for each in removed for part in (each, each.partition(":")[2])]  # `user:password`, as in a URL
+    return found + find_secrets(_read_json(text), levels=levels - 1) if levels else found
+
+
+def _read_json(text: str) -> Any:
+    """Return the object or list that a text contains as JSON; None if it is something else."""
+    ends = text.strip()
+    if ends[:1] not in ("{", "[") or ends[-1:] not in ("}", "]"):
+        return None
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def hide_named(hide: Callable[[Any], Any], data: Any) -> Callable[[Any], Any]:
@@ -481,12 +505,18 @@ def _is_secret_variable(name: str, value: str) -> bool:
 
 
 def _parts(secret: str) -> Iterable[str]:
-    """Yield a secret, the password in it if it is a URL, and its lines if it has several."""
+    """Yield a secret, the password in it if it is a URL or a header, and its lines if it has several."""
     yield secret
     if "://" in secret and (password := _password_in(secret)):
         yield password
+    if (header := _AUTHORIZATION.fullmatch(secret)) is not None:
+        yield header["value"]
+        yield _decode_base64(header["value"]).partition(":")[2]
     if "\n" in secret:
         yield from (line.strip() for line in secret.splitlines() if len(line) >= 16 and "-----" not in line)
+
+
+_AUTHORIZATION = re.compile(r"(?i:basic|bearer|token|bot|apikey) +(?P<value>\S+)")
 
 
 def _password_in(address: str) -> str | None:
@@ -496,14 +526,56 @@ def _password_in(address: str) -> str | None:
         return None
 
 
+def _decode_base64(text: str) -> str:
+    """Return what a text encodes as base64; empty if that is not a text."""
+    letters = text.rstrip("=").replace("-", "+").replace("_", "/")
+    try:
+        return base64.b64decode(letters + "=" * (-len(letters) % 4)).decode()
+    except ValueError:
+        return ""
+
+
+def _find_forms(secret: str) -> frozenset[str]:
+    """Return every form of a secret and of its parts that is distinctive enough to be searched for."""
+    return _find_cached_forms(secret) if len(secret) <= _MAX_CACHED else _find_cached_forms.__wrapped__(secret)
+
+
+@lru_cache(maxsize=1024)
+def _find_cached_forms(secret: str) -> frozenset[str]:
+    parts = [part for part in _parts(secret.strip()) if is_distinctive(part)]
+    return frozenset([form for part in parts for form in _encodings(part) if is_distinctive(form)])
+
+
+def _remove_each(text: str, secrets: Iterable[str]) -> str:
+    """Remove these values in every encoding, the longest first; one that is too common as it is written."""
+    found = {form for secret in secrets for form in (secret, *_find_forms(secret))}
+    for form in sorted(found, key=len, reverse=True):
+        text = text.replace(form, REDACTED)
+    return text
+
+
 def _encodings(secret: str) -> set[str]:
-    """Return the forms in which a secret may appear: plain, in a URL, in JSON, in hex, and inside base64 text."""
+    """Return the forms in which a secret may appear: plain, in a URL, in JSON, in HTML, in hex, and inside base64.
+
+    One that is longer than any key is only searched for as it is and in JSON.
+    """
+    if len(secret) > _MAX_ENCODED:
+        return {secret, json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1]}
     raw = secret.encode("utf-8", "replace")
-    plain = {secret, quote(secret), quote(secret, safe=""), quote_plus(secret)}
+    quoted = {quote(secret), quote(secret, safe=""), quote_plus(secret), quote(secret, safe="!'()*")}
+    plain = {secret, *quoted, *[_ESCAPED_BYTE.sub(lambda match: match[0].lower(), each) for each in quoted]}
     written = {json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1], repr(secret)[1:-1]}
+    written |= {each.translate(_HTML_IN_JSON) for each in written} | {each.replace("/", "\\/") for each in written}
+    written |= {json.dumps(each)[1:-1] for each in written} | {repr(raw)[2:-1]}
+    marked = {html.escape(secret), html.escape(secret, quote=False)}
     encoded = {raw.hex(), raw.hex().upper()}
     for shift, skipped in enumerate((0, 2, 3)):  # letters at both ends depend on the neighbouring bytes
         letters = base64.b64encode(b"\0" * shift + raw).decode().rstrip("=")
         certain = letters[skipped : -1 if (shift + len(raw)) % 3 else None]
         encoded |= {certain, certain.replace("+", "-").replace("/", "_")}
-    return plain | written | encoded
+    return plain | written | marked | encoded
+
+
+_ESCAPED_BYTE = re.compile(r"%[0-9A-F]{2}")
+_HTML_IN_JSON = {ord(char): f"\\u{ord(char):04x}" for char in "<>&"}
+"""What some encoders escape in JSON so that it can be put into a page."""
