@@ -1,6 +1,8 @@
 """OpenTelemetry: the spans and metrics of turns, as a collector receives them from the exporter of the SDK."""
 
 import asyncio
+import base64
+import json
 import socket
 import sys
 from collections import Counter
@@ -9,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from opentelemetry import trace
@@ -157,6 +160,25 @@ async def test_captured_content_has_no_password_that_a_result_or_reply_repeats(s
     assert any("logged in with" in text for text in captured) and any("I used" in text for text in captured)
     assert any("It was" in text for text in captured)
     assert not [text for text in captured if "tiger" in text or "lake-93" in text]
+
+
+async def test_captured_content_has_no_secret_of_a_result_and_none_in_another_encoding(sdk: Exporting) -> None:
+    password, token = "tiger-Wq7/lake-93", "otter-Zx81-pond-40"
+    written = [base64.b64encode(f"ann:{password}".encode()).decode(), quote(password, safe=""), password.encode().hex()]
+
+    @tool(effect="pure")
+    async def login(user: str, password: str) -> str:
+        """Log in."""
+        return json.dumps({"sent": written, "session_token": token})
+
+    replies = [calls("login", user="ann", password=password), says(f"I sent {written} and got {token}."), says("Yes.")]
+    atlas = in_memory_atlas(Scripted(*replies), [login], telemetry=sdk.telemetry(capture_content=True))
+    await atlas.ask("Log in", session="s")
+    await atlas.ask("Is that all?", session="s")
+    attributes = [span.attributes for span in sdk.flush().spans]
+    captured = [str(value) for each in attributes for name, value in each.items() if name.startswith("gen_ai.")]
+    assert any("I sent" in text for text in captured)
+    assert not [text for text in captured for secret in (*written, token) if secret[4:-4] in text]
 
 
 async def test_failures_have_their_kind_but_no_message(sdk: Exporting) -> None:

@@ -648,6 +648,30 @@ async def test_saved_run_has_no_secret_in_any_field_of_its_data(tmp_path: Path) 
         assert (await replay(tmp_path / "test_login.json", build(None, tools=[login]))).same
 
 
+@pytest.mark.parametrize(
+    ("argument", "result"),
+    [
+        ("show", '{"user": "ana", "password": "tiger-Wq7-lake-93"}'),
+        ("show", [{"name": "password", "value": "tiger-Wq7-lake-93"}]),
+        ("mysqldump --password=tiger-Wq7-lake-93 shop", "done"),
+        ("show", {"headers": {"Authorization": "Bearer tiger-Wq7-lake-93"}}),
+    ],
+    ids=["json", "pair", "command", "header"],
+)
+async def test_saved_run_has_no_secret_that_its_data_names(argument: str, result: Any, tmp_path: Path) -> None:
+    @tool(effect="pure")
+    async def execute(command: str) -> Any:
+        """Execute a command."""
+        return result
+
+    store, run = await record(calls("execute", command=argument), says("It is tiger-Wq7-lake-93."), tools=[execute])
+    agents, path = build(None, tools=[execute]), tmp_path / "test_command.py"
+    async with asyncio.timeout(TIMEOUT):
+        await save_case(await RunRecord.read(store, run), agents, path, AgentSource("agents"))
+        assert "It is [REDACTED]." in (saved := path.with_suffix(".json").read_text()) and "tiger" not in saved
+        assert (await replay(path.with_suffix(".json"), agents)).same
+
+
 @pytest.mark.parametrize("effect", ["network", "process"])
 async def test_agent_code_reaches_neither_network_nor_processes(effect: str) -> None:
     def prompt(context: Any) -> str:

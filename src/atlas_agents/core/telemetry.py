@@ -595,15 +595,15 @@ class Telemetry:
         ids = (_derive(16, *trace_seed) if trace_seed else 0, _derive(8, *seed)) if seed else None
         return self.otel.start(name, attributes, self.clock, parent=parent, ids=ids, kind=kind, at=at)
 
-    def capture(self, span: Span, name: str, content: Any, arguments: Iterable[Any], secrets: set[str]) -> None:
+    def capture(self, span: Span, name: str, content: Any, data: Iterable[Any], secrets: set[str]) -> None:
         """Set an attribute to content without its secrets, if content is captured.
 
-        Secrets in the arguments of tool calls are added to `secrets`, which are removed everywhere in the content.
+        Secrets in the data of tool calls are added to `secrets`, which are removed everywhere in the content.
         """
         if not (span.recording and self.otel is not None and self.otel.capture_content) or self._redact is None:
             return
         if self._find_secrets is not None:
-            secrets.update(found for each in arguments for found in self._find_secrets(each))
+            secrets.update(found for each in data for found in self._find_secrets(each))
         span.set({name: self._redact(content, MAX_CONTENT, sorted(secrets, key=len, reverse=True))})
 
     def incoming(self, given: str) -> str:
@@ -739,19 +739,20 @@ class TurnTrace:
         above = current if current.recording and current is not self.span else self._innermost()
         return self.telemetry.start(name, attributes, parent=above, kind=kind, at=at)
 
-    def capture(self, span: Span, name: str, content: Any, arguments: Iterable[Any] = ()) -> None:
-        """Set an attribute to content, if content is captured, without secrets and those in arguments of the turn.
+    def capture(self, span: Span, name: str, content: Any, data: Iterable[Any] = ()) -> None:
+        """Set an attribute to content, if content is captured, without secrets and those in tool calls of the turn.
 
-        `arguments` are those of the tool calls that the content has or belongs to.
+        `data` are the arguments and results of the tool calls that the content has or belongs to.
         """
-        self.telemetry.capture(span, name, content, arguments, self._secrets)
+        self.telemetry.capture(span, name, content, data, self._secrets)
 
     def capture_messages(self, span: Span, name: str, messages: Sequence[Message]) -> None:
         """Set an attribute to messages, if content is captured."""
         if span.recording and self.telemetry.otel is not None and self.telemetry.otel.capture_content:
             parts = [part for each in messages for part in each.parts]
-            calls = [part.arguments for part in parts if isinstance(part, ToolCall)]
-            self.capture(span, name, describe_messages(messages), calls)
+            arguments = [part.arguments for part in parts if isinstance(part, ToolCall)]
+            results = [part.result for part in parts if isinstance(part, ToolResult)]
+            self.capture(span, name, describe_messages(messages), [*arguments, *results])
 
 
 class NamedModel(Protocol):

@@ -426,11 +426,11 @@ def _text_of(part: Any) -> str | None:
 
 
 def _named_secrets(value: Any, name: str = "") -> list[str]:
-    """Return the values in the data of a record that are secrets by their names."""
+    """Return the values in the data and texts of a record that are secrets by their names or by their format."""
+    if name in _DATA or name == "text":
+        return find_secrets(value)
     if isinstance(value, dict):
-        items = cast(dict[str, Any], value)
-        own = find_secrets(items) if name in _DATA else []
-        return own + [each for key, item in items.items() for each in _named_secrets(item, key)]
+        return [each for key, item in cast(dict[str, Any], value).items() for each in _named_secrets(item, key)]
     if isinstance(value, list):
         return [each for item in cast(list[Any], value) for each in _named_secrets(item, _name_in_list(name))]
     return []

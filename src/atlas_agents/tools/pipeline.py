@@ -301,7 +301,7 @@ class ToolCallExecution:
             span.set({TOOL_STATUS: result.status})
             if result.status != "ok":
                 span.fail(result.error or result.status)
-            scope.trace.capture(span, TOOL_RESULT, result.result)
+            scope.trace.capture(span, TOOL_RESULT, result.result, [result.result])
         if telemetry.recorders:
             tool, seconds = self._decision.tool, self._milliseconds() / 1000
             name = tool.name if tool is not None else "unknown"
