@@ -10,7 +10,9 @@ from atlas_agents import Agent, Approvals, Atlas, Conflict, Message, Question, T
 from atlas_agents.agents.options import HandoffPlan, TurnOptions
 from atlas_agents.agents.run import decode_options, encode_run_request
 from atlas_agents.core.errors import ConfigError
+from atlas_agents.core.paths import Environment, Secret
 from atlas_agents.core.store import Chain, RunRow
+from atlas_agents.providers.registry import Registry
 from atlas_agents.providers.settings import ModelSettings
 from atlas_agents.storage.sqlite import MemoryStore
 from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
@@ -35,6 +37,17 @@ async def test_call_that_requires_approval_is_refused_when_no_one_can_be_asked()
     (result,) = model.requests[-1].messages[-1].tool_results
     words = "note requires approval, and no one can be asked in this turn"
     assert (result.status, result.error, result.result) == ("error", "declined", words)
+
+
+async def test_key_of_the_model_of_a_turn_is_redacted() -> None:
+    class Keyed(Scripted):
+        key = Secret("tiger-Wq7-lake-93")
+
+    registry = Registry(Environment({}, dotenv=None))
+    registry.register("own", lambda values: Keyed(says("Yes.")))
+    async with Atlas([Agent("a", model=Scripted(says("No.")))], registry=registry) as atlas:
+        assert (await atlas.ask("Hello", model="own/x")).text == "Yes."
+        assert atlas.hide("It is tiger-Wq7-lake-93.") == "It is [REDACTED]."
 
 
 async def test_resumed_turn_still_asks_no_one() -> None:

@@ -14,6 +14,7 @@ import pytest
 import websockets
 from aiohttp import web
 
+from atlas_agents.app.app import open_scratch_runtime
 from atlas_agents.app.serve import ServedGateway, private_gateway
 from atlas_agents.config.load import load
 from atlas_agents.core.paths import SECRETS_FILE, Environment
@@ -114,6 +115,40 @@ async def test_key_is_tested_before_it_is_stored(tmp_path: Path, vendor: ModelSe
         tested = await client.call("providers.test", provider="http", key=f" {KEY}\n", baseUrl=vendor.url)
         assert tested == {"ok": True, "models": ["rules-1", "rules-2"]}
     assert not (tmp_path / "home" / SECRETS_FILE).exists()
+
+
+async def test_secrets_of_variables_and_stored_files_are_redacted(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    (home / "mcp").mkdir(parents=True)
+    secrets = {"providers": {"groq": {"key": "first-1-key"}}, "telegram": {"token": "second-2-key"}}
+    (home / SECRETS_FILE).write_text(json.dumps({**secrets, "mcp": {"MCP_SHOP_USER": "third-3-key"}}))
+    (home / "x.json").write_text(json.dumps({"access_token": "fourth-4-key", "refresh_token": "fifth-5-key"}))
+    login = home / "mcp" / "login-shop.json"
+    login.write_text(json.dumps({"tokens": {"access_token": "sixth-6-key"}, "client": {"client_secret": "7th-7-key"}}))
+    (tmp_path / ".env").write_text("SHOP_PASSWORD=eighth-8-key\n")
+    (tmp_path / "database").write_text("postgresql://ana:ninth%2F9-key@db.example.org/atlas\n")
+    values = {"ATLAS_HOME": str(home), "HOME": str(home), "ATLAS_DATABASE_URL_FILE": str(tmp_path / "database")}
+    environment = Environment(values, dotenv=tmp_path / ".env")
+    settings = load({}, environment, tmp_path)
+    async with open_scratch_runtime(settings, environment) as runtime:
+        stored = [
+            "first-1",
+            "second-2",
+            "third-3",
+            "fourth-4",
+            "fifth-5",
+            "sixth-6",
+            "7th-7",
+            "eighth-8",
+            "ninth/9",
+            "ninth%2F9",
+        ]
+        shown = {name: runtime.atlas.hide(f"It is {name}-key.") for name in stored}
+        assert shown == dict.fromkeys(stored, "It is [REDACTED].")
+        login.write_text(json.dumps({"tokens": {"access_token": "renewed-10-key", "refresh_token": None}}))
+        (home / SECRETS_FILE).write_text(json.dumps({"mcp": {"MCP_SHOP_USER": "other-11-key"}}))
+        runtime.setup.refresh()
+        assert runtime.atlas.hide("renewed-10-key, other-11-key") == "[REDACTED], [REDACTED]"
 
 
 async def test_stored_key_is_used_without_a_restart_and_never_shown(

@@ -42,7 +42,7 @@ from shop import atlas
 
 async def main():
     await atlas.store.open()
-    stream = atlas.send("Was order 7 paid? My password is tiger-in-the-7-woods.", session="ana")
+    stream = atlas.send("Was order 7 paid? My password is tiger-in-the-7-woods, and otter-Zx81-pond.", session="ana")
     await stream.reply()
     print(stream.stream_id)
     await atlas.close()
@@ -221,10 +221,13 @@ def test_damaged_row_is_named_with_exit_code_2(statement: str, shown: str, shop:
 
 def test_run_is_saved_as_a_test_that_names_a_changed_prompt(shop: tuple[Home, str]) -> None:
     home, run = shop
+    home.path.mkdir(exist_ok=True)
+    (home.path / "secrets.json").write_text('{"providers": {"http": {"key": "otter-Zx81-pond"}}}')
     saved = _atlas(home, "replay", run, "--agents", "./shop.py:atlas", "--save", "tests/test_order.py")
     assert saved.returncode == 0, saved.stderr
     data = (home.folder / "tests" / "test_order.json").read_text()
-    assert [text for text in ("sk-live", "tiger-in-the", "Order 7 was paid.") if text in data] == ["Order 7 was paid."]
+    texts = ("sk-live", "tiger-in-the", "otter-Zx81-pond", "Order 7 was paid.")
+    assert [text for text in texts if text in data] == ["Order 7 was paid."]
     again = _atlas(home, "replay", run, "--agents", "./shop.py:atlas", "--save", "tests/test_order.py")
     assert again.returncode == 2 and "exists already" in again.stderr
     forced = _atlas(home, "replay", run, "--agents", "./shop.py:atlas", "--save", "tests/test_order.py", "--force")

@@ -550,7 +550,9 @@ class AgentRuntime:
     def _failover_for(self, agent: Any, settings: AgentSettings, model: Model = "") -> Failover:
         """Return the models of an agent, or the single model that replaces them for one turn."""
         if model:
-            return Failover([self._route(model, settings)], settings.retry, health=self.model_health)
+            route = self._route(model, settings)
+            self._keep_keys(route)
+            return Failover([route], settings.retry, health=self.model_health)
         as_text = settings.mode == "react"
         pools = self._pools.setdefault(agent, {})
         pool = pools.get(as_text)
@@ -560,9 +562,12 @@ class AgentRuntime:
             pool = Failover(routes, settings.retry, health=self.model_health)
             pools[as_text] = pool
             for route in pool.routes:
-                for key in collect_keys(route.provider):
-                    self.governance.redactor.add_secrets(key.reveal())
+                self._keep_keys(route)
         return pool
+
+    def _keep_keys(self, route: Route) -> None:
+        """Redact the keys of a provider from now on."""
+        self.governance.redactor.add_secrets(*[key.reveal() for key in collect_keys(route.provider)])
 
     def _route(self, model: Model, settings: AgentSettings) -> Route:
         """Resolve a model; a model without native tool calls, or in ReAct mode, gets its tools as text."""

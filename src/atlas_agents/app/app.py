@@ -15,7 +15,14 @@ from atlas_agents.agents.atlas import Atlas
 from atlas_agents.agents.hooks import Interceptor
 from atlas_agents.app.agents import AgentLoader, FetchModel, ServerReloader, TitleWriter, open_mcp_servers
 from atlas_agents.app.home_lock import lock_home
-from atlas_agents.app.model_setup import ModelFeed, ModelSetup, apply_stored_keys, read_selected, read_stored_keys
+from atlas_agents.app.model_setup import (
+    ModelFeed,
+    ModelSetup,
+    apply_stored_keys,
+    known_secrets,
+    read_selected,
+    read_stored_keys,
+)
 from atlas_agents.app.store_maintenance import RetentionJob, RetentionPolicy
 from atlas_agents.app.tools import (
     PermissionsEditor,
@@ -23,7 +30,6 @@ from atlas_agents.app.tools import (
     hold_changes,
     keyword_tools,
     only_named_tools,
-    telegram_bot,
 )
 from atlas_agents.config.load import POSTGRES, load
 from atlas_agents.config.open import is_postgres, open_home, open_store, open_valkey
@@ -259,7 +265,9 @@ async def open_scratch_runtime(
         store = MemoryStore()
         await store.open()
         opening.push_async_callback(store.close)
-        runtime = _build_runtime(alone, store, environment or Environment(), opening, None)
+        environment = environment or Environment()
+        runtime = _build_runtime(alone, store, environment, opening, None)
+        runtime.atlas.keep_secret(*known_secrets(settings, environment))  # the database has a password
         opening.push_async_callback(runtime.atlas.close)
         yield runtime
 
@@ -358,7 +366,6 @@ def _build_runtime(
         dispatcher=cluster.dispatcher if cluster else None,
         telemetry=_open_telemetry(settings, opening),
     )
-    atlas.keep_secret(*settings.secrets, *filter(None, [telegram_bot(settings).token]))
     atlas.reserve_tool_names(lambda: [name for tool in tools for name in (tool.name, tool.wire_name)])
     setup = ModelSetup(settings, environment, registry, agent_loader, atlas, feed)
     permissions.connect(lambda policy: setattr(atlas, "policy", policy))

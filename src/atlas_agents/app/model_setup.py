@@ -5,6 +5,7 @@ import logging
 import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import msgspec
 
 from atlas_agents.agents.atlas import Atlas
 from atlas_agents.app.agents import AgentLoader
-from atlas_agents.config.settings import Settings
+from atlas_agents.config.settings import Settings, has_password
 from atlas_agents.core.aio import BackgroundTasks, run_in_thread
 from atlas_agents.core.errors import ConfigError, ModelUnavailable
 from atlas_agents.core.paths import SECRETS_FILE, Environment, Secret, make_private_folder, read_json, write_json
@@ -42,6 +43,7 @@ from atlas_agents.providers.discovery import (
 )
 from atlas_agents.providers.registry import SELF_HOSTED, Registry
 from atlas_agents.providers.settings import Effort
+from atlas_agents.tools.redact import find_secret_variables
 from atlas_agents.workspace.build import LOCAL_MODEL, model_title
 
 logger = logging.getLogger(__name__)
@@ -78,6 +80,32 @@ def read_stored_keys(home: Path) -> dict[str, StoredKey]:
     """Read the stored keys by provider; ConfigError if the file is invalid."""
     content = read_json(home / SECRETS_FILE, dict[str, Any]) or {}
     return msgspec.convert(content.get("providers", {}), dict[str, StoredKey])
+
+
+def known_secrets(settings: Settings, environment: Environment) -> list[Secret]:
+    """Return the secrets of the settings, of the variables and of the files in the home folder, for redaction."""
+    urls = [url.reveal() for url in (settings.database_url, settings.redis_url) if url is not None]
+    variables = {name: environment.get(name) or "" for name in environment.names()}
+    found = [*filter(has_password, urls), *find_secret_variables(variables), *_read_stored_secrets(settings.home)]
+    return [*settings.secrets, *map(Secret, found)]
+
+
+def _read_stored_secrets(home: Path) -> list[str]:
+    """Return the keys, bot tokens and values of MCP servers in the secret file, and the tokens of logins."""
+    content = read_json(home / SECRETS_FILE, dict[str, Any]) or {}
+    keys: list[Any] = [each.get("key") for each in content.get("providers", {}).values()]
+    found = [*keys, *content.get("mcp", {}).values(), content.get("telegram", {}).get("token")]
+    for path in _login_files(home):
+        with suppress(ConfigError):  # a damaged file is reported where it is used
+            login = read_json(path, dict[str, Any]) or {}
+            for each in (login, login.get("tokens") or {}, login.get("client") or {}):
+                found += [each.get(name) for name in ("access_token", "refresh_token", "client_secret")]
+    return [value for value in found if isinstance(value, str) and value]
+
+
+def _login_files(home: Path) -> list[Path]:
+    """Return the files with tokens that are refreshed: that of X, and those of MCP servers."""
+    return [home / "x.json", *sorted((home / "mcp").glob("login-*.json"))]
 
 
 def write_stored_keys(home: Path, keys: Mapping[str, StoredKey]) -> None:
@@ -181,10 +209,10 @@ class ModelSetup:
         self._folder = models_folder(environment)
         self._tasks = BackgroundTasks("model set-up")
         self._downloads: dict[str, asyncio.Task[None]] = {}
-        self._stamps = self._read_stamps()
+        self._stamps, self._login_stamps = self._read_stamps(), self._read_login_stamps()
         self.offered = read_offered(settings.home)
         """Models that chats can choose in addition to those that agents use."""
-        atlas.keep_secret(*[Secret(stored.key) for stored in self._stored().values() if stored.key])
+        atlas.keep_secret(*known_secrets(settings, environment))
 
     async def close(self) -> None:
         """Stop the downloads; what was downloaded is kept."""
@@ -344,7 +372,6 @@ class ModelSetup:
             changed = {id: key for id, key in keys.items() if id != provider}
             if stored is not None:
                 changed[provider] = stored
-                self._atlas.keep_secret(*([Secret(stored.key)] if stored.key else ()))
             await run_in_thread(write_stored_keys, self._settings.home, changed)
             self._reload()
             return _key_version(stored)
@@ -477,14 +504,27 @@ class ModelSetup:
         """Apply changes that another process made, such as `atlas init`, until cancelled."""
         while True:
             await asyncio.sleep(_POLL_SECONDS)
-            if self._read_stamps() != self._stamps:
-                try:
-                    self._reload()
-                except ConfigError as error:
-                    logger.warning("model set-up rejected: error=%s", error)
+            try:
+                self.refresh()
+            except ConfigError as error:
+                logger.warning("model set-up rejected: error=%s", error)
+
+    def refresh(self) -> None:
+        """Apply the files that have changed."""
+        if self._read_stamps() != self._stamps:
+            self._reload()
+        if (stamps := self._read_login_stamps()) != self._login_stamps:
+            self._login_stamps = stamps
+            self._keep_stored_secrets()
 
     def _read_stamps(self) -> tuple[tuple[int, int] | None, ...]:
         return tuple(_stamp(self._settings.home / name) for name in (SECRETS_FILE, MODEL_FILE))
+
+    def _read_login_stamps(self) -> dict[Path, tuple[int, int] | None]:
+        return {path: _stamp(path) for path in _login_files(self._settings.home)}
+
+    def _keep_stored_secrets(self) -> None:
+        self._atlas.keep_secret(*map(Secret, _read_stored_secrets(self._settings.home)))
 
     def _stored(self) -> dict[str, StoredKey]:
         return read_stored_keys(self._settings.home)
@@ -495,6 +535,7 @@ class ModelSetup:
     def _reload(self) -> None:
         """Apply the files: keys to the registry, the model to the agents."""
         self._stamps = self._read_stamps()
+        self._keep_stored_secrets()
         self.offered = read_offered(self._settings.home)
         for provider in apply_stored_keys(self._registry, self._stored()):
             self._tasks.spawn(provider.close())

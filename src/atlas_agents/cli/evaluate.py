@@ -13,7 +13,6 @@ from atlas_agents.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from atlas_agents.config.settings import Settings
-    from atlas_agents.core.paths import Secret
     from atlas_agents.evaluation import (
         Evaluation,
         EvaluationOptions,
@@ -163,14 +162,17 @@ async def add(
     The answer becomes the reference of the case, which graders see. Secrets are removed. Read the case before you rely
     on it: it expects what the agent did, right or wrong.
     """
+    from atlas_agents.app.model_setup import known_secrets
     from atlas_agents.config.open import open_store
+    from atlas_agents.core.paths import Environment
     from atlas_agents.evaluation.cases import add_case, case_from_run
 
     settings = load_settings()
     store = open_store(settings)
     await store.open()
     try:
-        case = await case_from_run(store, TENANT, run_id, id or "", secrets=_known_secrets(settings))
+        secrets = known_secrets(settings, Environment())
+        case = await case_from_run(store, TENANT, run_id, id or "", secrets=secrets)
     finally:
         await store.close()
     add_case(Path(to), case)
@@ -178,16 +180,6 @@ async def add(
 
 
 # Running
-
-
-def _known_secrets(settings: "Settings") -> "list[Secret]":
-    """Return the secrets of the settings and of the secret file."""
-    from atlas_agents.app.model_setup import read_stored_keys
-    from atlas_agents.app.tools import telegram_bot
-    from atlas_agents.core.paths import Secret
-
-    keys = [Secret(stored.key) for stored in read_stored_keys(settings.home).values() if stored.key]
-    return [*settings.secrets, *keys, *filter(None, [telegram_bot(settings).token])]
 
 
 def _folder(settings: "Settings") -> Path:
@@ -228,14 +220,16 @@ async def _open_evaluator(
     """Open the providers, or the workspace with everything that guards its agents if the file defines none."""
     from atlas_agents.agents.atlas import Atlas
     from atlas_agents.app.app import build_registry, open_scratch_runtime
+    from atlas_agents.app.model_setup import known_secrets
     from atlas_agents.core.paths import Environment
     from atlas_agents.core.plugins import Plugins
     from atlas_agents.evaluation import Evaluator
 
     if suite.agents:
-        registry = build_registry(settings, Environment(), Plugins(settings.disabled_plugins))
+        environment = Environment()
+        registry = build_registry(settings, environment, Plugins(settings.disabled_plugins))
         async with Atlas(suite.agents, registry=registry) as atlas:
-            atlas.keep_secret(*_known_secrets(settings))
+            atlas.keep_secret(*known_secrets(settings, environment))
             yield Evaluator(suite, options, atlas=atlas)
         return
     async with open_scratch_runtime(settings) as runtime:

@@ -173,10 +173,12 @@ async def _open_agents(settings: "Settings", agents: str | None) -> "AsyncGenera
         async with open_scratch_runtime(settings) as runtime:
             yield runtime.atlas
         return
+    from atlas_agents.app.model_setup import known_secrets
+    from atlas_agents.core.paths import Environment
     from atlas_agents.testing.replay import load_agents
 
     atlas = load_agents(agents)
-    atlas.keep_secret(*settings.secrets)
+    atlas.keep_secret(*known_secrets(settings, Environment()))
     yield atlas
 
 

@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, lru_cache, partial
 from typing import Any, Literal, TypeAlias, cast
-from urllib.parse import quote, quote_plus, urlsplit
+from urllib.parse import quote, quote_plus, unquote, urlsplit
 
 from atlas_agents.core.json import encode
 from atlas_agents.core.text import clean, is_distinctive
@@ -228,8 +228,7 @@ class Redactor:
         self._pattern: re.Pattern[str] | None = None
         self._starts: frozenset[str] = frozenset()
         self._longest = 0
-        found = os.environ if environment is None else environment
-        self.add_secrets(*secrets, *(value for name, value in found.items() if _is_secret_variable(name, value)))
+        self.add_secrets(*secrets, *find_secret_variables(os.environ if environment is None else environment))
 
     def add_secrets(self, *secrets: str) -> None:
         """Redact these values from now on, also in URL, JSON, HTML, hex and base64 encoding.
@@ -490,6 +489,11 @@ def hide_named(hide: Callable[[Any], Any], data: Any) -> Callable[[Any], Any]:
     return lambda value: hide(named.remove_known(value))
 
 
+def find_secret_variables(environment: Mapping[str, str]) -> list[str]:
+    """Return the values of environment variables that are secrets."""
+    return [value for name, value in environment.items() if _is_secret_variable(name, value)]
+
+
 def _is_secret_variable(name: str, value: str) -> bool:
     """Return whether an environment variable holds a secret, and not a path, a common word or a plain setting."""
     if (
@@ -508,7 +512,7 @@ def _parts(secret: str) -> Iterable[str]:
     """Yield a secret, the password in it if it is a URL or a header, and its lines if it has several."""
     yield secret
     if "://" in secret and (password := _password_in(secret)):
-        yield password
+        yield from (password, unquote(password))
     if (header := _AUTHORIZATION.fullmatch(secret)) is not None:
         yield header["value"]
         yield _decode_base64(header["value"]).partition(":")[2]
