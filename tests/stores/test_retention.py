@@ -157,7 +157,7 @@ async def test_retention_job_deletes_expired_rows_in_small_batches(store: Store,
     assert [each.runs for each in totals] == [20, 40, 46]
     assert await RetentionJob(store, TENANT, RetentionPolicy(0, 0), FutureClock()).prune("events") == Pruned()
     caplog.set_level(logging.INFO)
-    assert await RetentionJob(store, TENANT, RetentionPolicy(59, 0), FutureClock()).run_round()
+    assert await RetentionJob(store, TENANT, RetentionPolicy(59, 0, 0), FutureClock()).run_round()
     assert [record.getMessage() for record in caplog.records] == ["expired events deleted"]
     assert await remaining_rows(store, "r1", "n0", "n44") == [(0, 0)] * 3
 
