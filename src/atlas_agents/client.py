@@ -4,6 +4,7 @@ import asyncio
 import re
 from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self, TypeAlias
 
@@ -114,12 +115,22 @@ class WebSocketLink:
         self._pending: dict[int, _PendingRequest] = {}
         self._last_id = 0
         self._end_reason: str | None = None
+        self._over = asyncio.Event()
+        self.stopping = False
+        """Whether the gateway has announced that it shuts down: it accepts no turns any more."""
         self._tasks = BackgroundTasks("gateway connection")
         self._tasks.spawn(self._read())
 
     @property
     def ended(self) -> bool:
         return self._end_reason is not None
+
+    async def wait_for_end(self, seconds: float) -> bool:
+        """Wait until the connection has ended; False if it has not after so many seconds."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._over.wait()
+        return self.ended
 
     async def request(self, method: str, params: dict[str, Any], on_result: OnResult | None = None) -> Any:
         """Call a method and return its result. `on_result` receives it before any later frame is handled."""
@@ -158,6 +169,7 @@ class WebSocketLink:
 
     def _handle_frame(self, frame: Frame) -> None:
         if frame.event is not None:
+            self.stopping = self.stopping or frame.event == events.ServerShutdown.event
             self._on_event(frame.event, frame.data)
             return
         pending = self._pending.get(frame.id or 0)
@@ -174,6 +186,7 @@ class WebSocketLink:
         if self._end_reason is not None:
             return
         self._end_reason = reason
+        self._over.set()
         for pending in self._pending.values():
             if not pending.future.done():
                 pending.future.set_exception(ConnectionLost(reason, sent=True))
@@ -477,13 +490,15 @@ class GatewayClient:
     """`async with GatewayClient(url, token) as client`: call methods, follow sessions.
 
     A lost connection is reopened. A request that only reads, or that has an idempotency key, is then repeated; for any
-    other request `Unreachable` is raised with `unclear=True`, because it may have been executed.
+    other request `Unreachable` is raised with `unclear=True`, because it may have been executed. What a gateway refuses
+    because it shuts down is sent to the next one.
 
     Args:
         url: WebSocket address of the gateway.
         token: Token to authenticate with.
         find: Function that returns the address and token, called at every connection attempt.
-        reconnect_timeout: Seconds to retry a lost connection before `Unreachable` is raised.
+        reconnect_timeout: Seconds to retry a lost connection before `Unreachable` is raised, and to wait for the end
+            of a gateway that shuts down.
         name: Name of this client in the gateway's log.
         on_connection_change: Called with a message when the connection is lost, and with "" when it is restored.
     """
@@ -548,6 +563,11 @@ class GatewayClient:
                 last_loss, repeatable = loss, "idempotencyKey" in params or _is_repeatable(method)
                 if loss.sent and not repeatable:
                     break
+            except GatewayError as refusal:
+                refused = refusal.kind == "UNAVAILABLE" and link.stopping
+                if not refused or not await link.wait_for_end(self._reconnect_timeout):
+                    raise
+                last_loss = ConnectionLost(str(refusal), sent=False)
         raise Unreachable(f"{method}: {last_loss.reason}", unclear=last_loss.sent and not repeatable)
 
     async def post_result(self, call_id: str, result: Any, *, error: bool = False) -> None:

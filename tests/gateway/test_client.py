@@ -30,6 +30,7 @@ from atlas_agents.gateway.protocol.events import (
     ChatFinal,
     ChatMessage,
     ChatReset,
+    ServerShutdown,
     SessionUpdated,
     ToolsPending,
 )
@@ -454,6 +455,29 @@ async def test_feed_continues_after_the_gateway_was_killed(tmp_path: Path) -> No
     assert isinstance(final, ChatFinal) and not any(isinstance(event, ChatError) for event in events)
     assert sum(isinstance(event, ChatReset) for event in events) == 1
     assert shown_text(events) == text_of(final.message)
+
+
+@pytest.mark.slow
+async def test_message_that_is_refused_during_shutdown_is_sent_to_the_next_gateway(tmp_path: Path) -> None:
+    processes: list[Any] = []
+
+    async def find() -> GatewayAddress:
+        return GatewayAddress(f"http://127.0.0.1:{processes[-1].port}", (tmp_path / "token").read_text().strip())
+
+    async with run_gateway(tmp_path, LONG, pause=0.02) as first:
+        processes.append(first)
+        async with asyncio.timeout(TIMEOUT), GatewayClient(find=find) as client, client.follow("main") as feed:
+            await feed.send("Go")
+            stopping = asyncio.create_task(first.stop())
+            async for event in client.server_events():
+                if isinstance(event, ServerShutdown):
+                    break
+            refused = client.follow("other")
+            sending = asyncio.create_task(refused.send("Me too"))
+            await stopping
+            async with run_gateway(tmp_path, LONG, LONG) as second:
+                processes.append(second)
+                assert shown_text(await collect(refused, (await sending).run_id)) == LONG
 
 
 async def test_slow_reader_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
