@@ -1,5 +1,6 @@
 """Operations: status, backups, checks and the log of a gateway that is served from settings."""
 
+import json
 import logging
 import sqlite3
 import stat
@@ -11,6 +12,7 @@ from gateway_client import connect_client, serve_gateway
 from test_mcp_methods import fail, serve_workspace
 
 from atlas_agents.core.paths import Secret
+from atlas_agents.gateway.telemetry import MAX_MESSAGE
 
 
 async def test_status_backup_and_log_of_a_gateway(tmp_path: Path) -> None:
@@ -59,6 +61,23 @@ async def test_log_hides_secrets(tmp_path: Path) -> None:
         logging.getLogger("atlas_agents.test").warning("key hunter2-hunter2")
         (line,) = (await client.get("ops.logs", level="warning", limit=1))["lines"]
         assert "hunter2" not in line["text"] and line["text"].startswith("key ")
+
+
+async def test_secret_at_the_end_of_a_long_log_line_is_hidden(tmp_path: Path) -> None:
+    async with serve_gateway(tmp_path) as gateway, connect_client(gateway) as client:
+        gateway.atlas.keep_secret(Secret("hunter2-hunter2"))
+        logging.getLogger("atlas_agents.test").warning("%shunter2-hunter2", "x" * (MAX_MESSAGE - 8))
+        (line,) = (await client.get("ops.logs", level="warning", limit=1))["lines"]
+        assert "hunter" not in line["text"] and len(line["text"]) == MAX_MESSAGE
+
+
+async def test_token_with_its_own_sessions_sees_neither_log_nor_status(tmp_path: Path) -> None:
+    """They are about the turns and budgets of all users."""
+    token = "carl-0123456789abcdefghijklmnop"
+    (tmp_path / "tokens.json").write_text(json.dumps({"carl": {"token": token, "scopes": ["read", "admin"]}}))
+    async with serve_gateway(tmp_path) as gateway, connect_client(gateway, token=token) as client:
+        for method in ("ops.logs", "ops.status"):
+            assert (await fail(client, method))["data"]["kind"] == "FORBIDDEN"
 
 
 async def test_checks_are_those_of_the_command(tmp_path: Path) -> None:

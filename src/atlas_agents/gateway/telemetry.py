@@ -25,7 +25,8 @@ _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5
 _TIMES = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 MAX_FIELD = 256
 """Maximum length of values from clients in log lines."""
-_MAX_MESSAGE = 4096
+MAX_MESSAGE = 4096
+"""Maximum length of a log line."""
 _MAX_LINES = 1000
 _encoder = msgspec.json.Encoder()
 Hide: TypeAlias = Callable[[str], str]
@@ -207,12 +208,12 @@ class JsonLines(logging.Formatter):
             "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{record.msecs:03.0f}Z",
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": self._text(record.getMessage(), _MAX_MESSAGE),
+            "message": self._text(record.getMessage(), MAX_MESSAGE),
         }
         fields = {**trace_fields(), **cast("dict[str, Any]", getattr(record, "fields", {}))}
         line |= {key: self._text(value) if isinstance(value, str) else value for key, value in fields.items()}
         if record.exc_info:
-            line["trace"] = self._text(self.formatException(record.exc_info), _MAX_MESSAGE)
+            line["trace"] = self._text(self.formatException(record.exc_info), MAX_MESSAGE)
         return _encoder.encode(line).decode()
 
     def _text(self, text: str, limit: int = MAX_FIELD) -> str:
@@ -221,7 +222,7 @@ class JsonLines(logging.Formatter):
 
 
 class LoggedLine(NamedTuple):
-    """A line of the log; its text may contain secrets until it is redacted."""
+    """A line of the log; its text may contain secrets until it is redacted, and is longer than what is shown then."""
 
     time: float
     level: int
@@ -250,7 +251,7 @@ class RecentLog(logging.Handler):
         fields = cast("dict[str, Any]", getattr(record, "fields", {}))
         text = record.getMessage() + "".join(f" {key}={value}" for key, value in fields.items())
         source = record.name.removeprefix("atlas_agents.")
-        self._lines.append(LoggedLine(record.created, record.levelno, source, text[:_MAX_MESSAGE]))
+        self._lines.append(LoggedLine(record.created, record.levelno, source, text[: 2 * MAX_MESSAGE]))
 
     def latest(self, limit: int, level: int) -> list[LoggedLine]:
         """Return the latest lines of at least this level, newest first."""

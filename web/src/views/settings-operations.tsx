@@ -248,7 +248,7 @@ function Alerts({ alerts }: { alerts: readonly AlertShape[] }) {
               <div>
                 <strong>{alert.rule}</strong> <Tag color={ALERT_COLOURS[alert.state]}>{ALERT_NAMES[alert.state]}</Tag>
                 <p className="muted">{describeAlert(alert)}</p>
-                {alert.error && <p className="alert-error">Not sent to {alert.error}</p>}
+                {alert.error && <p className="alert-error">{describeFailure(alert.error)}</p>}
               </div>
             </li>
           ))}
@@ -256,6 +256,11 @@ function Alerts({ alerts }: { alerts: readonly AlertShape[] }) {
       )}
     </section>
   );
+}
+
+/** An error names the target that was not reached, or says that the rule was not checked. */
+function describeFailure(error: string) {
+  return error.startsWith("not checked") ? `N${error.slice(1)}` : `Not sent to ${error}`;
 }
 
 const SHARES = new Set(["error_rate", "model_error_rate", "budget_used", "disk_used"]);

@@ -42,7 +42,7 @@ from atlas_agents.gateway.monitor import budget_shape
 from atlas_agents.gateway.protocol import admin as wire
 from atlas_agents.gateway.protocol.frames import ProtocolError
 from atlas_agents.gateway.protocol.types import Ack, ModelShape, NoParams, RemovalResult, Scope, ToolShape
-from atlas_agents.gateway.telemetry import escape
+from atlas_agents.gateway.telemetry import MAX_MESSAGE, escape
 from atlas_agents.providers.catalogue import parse_model_ref
 from atlas_agents.tools.tool import Tool
 
@@ -345,6 +345,8 @@ def _operations(caller: ClientConnection) -> OperationsPort:
 
 
 async def get_operations(caller: ClientConnection, _: NoParams) -> wire.OpsStatus:
+    """Return what happens now, with the budgets of all users."""
+    _require_all_sessions(caller, "the status of the gateway")
     hub, storage = caller.hub, await _operations(caller).storage()
     own = (hub.server.version, platform.python_version(), hub.uptime, len(hub.connections))
     return wire.OpsStatus(*own, storage, await hub.monitor.live())
@@ -370,6 +372,7 @@ async def run_checks(caller: ClientConnection, _: NoParams) -> wire.ChecksResult
 
 async def list_log(caller: ClientConnection, params: wire.OpsLogs) -> wire.LogLines:
     """Return lines of this process; other members of a cluster have their own."""
+    _require_all_sessions(caller, "the log")
     hub = caller.hub
     found = hub.log.latest(params.limit, logging.getLevelNamesMapping()[params.level.upper()])
     return wire.LogLines(
@@ -378,7 +381,7 @@ async def list_log(caller: ClientConnection, params: wire.OpsLogs) -> wire.LogLi
                 int(line.time * 1000),
                 logging.getLevelName(line.level).lower(),
                 line.source,
-                escape(hub.atlas.hide(line.text)),
+                escape(hub.atlas.hide(line.text)[:MAX_MESSAGE]),
             )
             for line in found
         )
