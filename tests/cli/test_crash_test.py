@@ -153,6 +153,11 @@ def test_unknown_store_is_refused(shop: Home) -> None:
     assert done.returncode == 2 and "unknown store 'paper': expected 'memory', 'sqlite'" in done.stderr
 
 
+def test_point_that_the_conversation_does_not_have_is_refused(shop: Home) -> None:
+    done = shop.run("test", "crash", "./shop.py:shop", "--only", "crash@99999")
+    assert done.returncode == 2 and "unknown case 'crash@99999': the conversation has the points" in done.stderr
+
+
 def test_prompt_function_reaches_no_network(shop: Home) -> None:
     (shop.folder / "newsroom.py").write_text(TEAM)
     done = shop.run("test", "crash", "./newsroom.py:talkative", "--seeds", "0")

@@ -346,6 +346,9 @@ def test_run_is_listed_and_forked(home: Home, server: ModelServer) -> None:
     assert home.run("sessions", "export", "clock").stdout == messages
     early = home.run("replay", "clock", "--fork", "2", "--json")
     assert [each["source"] for each in json.loads(early.stdout)["calls"]] == ["simulated"]
+    (home.folder / "ask.toml").write_text('[tools.current_time]\nask = ["*"]\n')
+    asks = home.run("replay", "clock", "--fork", "2", "--allow-tools", "current_time", "--policy", "ask.toml")
+    assert "current_time needs an approval, and was refused: standard input is not a terminal" in asks.stderr
     useless = home.run("replay", "clock", "--model", "http/rules-2")
     assert useless.returncode == 2 and "--model needs --fork STEP" in useless.stderr
     far = home.run("replay", "clock", "--fork", "99")

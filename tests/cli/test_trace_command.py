@@ -94,12 +94,12 @@ def test_stored_values_cannot_control_the_terminal(home: Home) -> None:
     home.run("ask", "Hello", "-s", "hall")
     with closing(sqlite3.connect(home.path / "atlas.db")) as database, database:
         change = 'CAST(replace(CAST(payload AS TEXT), \'"stop_reason":"stop"\', ?) AS BLOB)'
-        hostile = (r'"stop_reason":"odd\u001b]0;owned\u0007"',)
+        hostile = (r'"stop_reason":"odd\u001b]0;owned\u0007\n└─ tool pay"',)
         database.execute(f"UPDATE journal_rows SET payload = {change} WHERE kind = 'reply'", hostile)
         (run_id,) = database.execute("SELECT id FROM runs").fetchone()
     done = home.run("trace", run_id)
     assert done.returncode == 0 and "odd" in done.stdout, done.stdout + done.stderr
-    assert "\x1b" not in done.stdout and "\x07" not in done.stdout
+    assert "\x1b" not in done.stdout and "\x07" not in done.stdout and "\n└─ tool pay" not in done.stdout
 
 
 @pytest.mark.parametrize("metrics", ["otlp", "none"])

@@ -158,6 +158,8 @@ def test_python_file_defines_a_suite(tmp_path: Path) -> None:
         read(tmp_path, "x = 1", name="cases.py")
     with pytest.raises(ConfigError, match=r"the file raised ZeroDivisionError"):
         read(tmp_path, "1 / 0", name="cases.py")
+    with pytest.raises(ConfigError, match=r"the file raised SystemExit: 0"):
+        read(tmp_path, "import sys; sys.exit(0)", name="cases.py")
     with pytest.raises(ConfigError, match="cannot read the case file"):
         read_suite(tmp_path / "missing.py")
 

@@ -161,6 +161,9 @@ def _read_prompt(file: str | None) -> str | None:
 def _ask(question: "Question") -> bool:
     """Ask the person at the terminal about a call of an allowed tool; without a terminal it is refused."""
     shown = format_call(question.tool, question.arguments)
+    if not sys.stdin.isatty():
+        cli.print_error(f"{question.tool} needs an approval, and was refused: standard input is not a terminal")
+        return False
     return cli.confirm(f"{shown}\n{printable(question.preview)}\nAllow this call?".replace("\n\n", "\n"))
 
 

@@ -10,7 +10,7 @@ import msgspec
 
 from atlas_agents.cli.command import Argument, Group, JsonFlag, command, match_prefix
 from atlas_agents.cli.connect import GatewayCall, open_calls
-from atlas_agents.cli.output import print_json, printable
+from atlas_agents.cli.output import one_line, print_json
 from atlas_agents.core.errors import ConfigError, GatewayError
 
 app = Group()
@@ -217,12 +217,12 @@ def _draw(nodes: list[TraceNode], indent: str) -> list[str]:
 def _describe(node: TraceNode) -> str:
     """Return one line: what it is, how it ended, how long it took and what it used."""
     kind = "" if node.kind in ("queue", "round", "summary", "restart") else f"{node.kind} "
-    identity = f" {printable(node.id)}" if node.kind in ("turn", "job") else ""
-    parts = [f"{kind}{printable(node.name)}{identity}"]
+    identity = f" {one_line(node.id, 200)}" if node.kind in ("turn", "job") else ""
+    parts = [f"{kind}{one_line(node.name, 200)}{identity}"]
     if node.status and node.status not in ("stop", "tool_calls"):
-        parts.append(printable(node.status))
+        parts.append(one_line(node.status, 200))
     if node.note:
-        parts.append(printable(node.note).replace("\n", " ")[:200])
+        parts.append(one_line(node.note, 200))
     if node.first_ms is not None:
         parts.append(f"first token {_duration(node.first_ms)}, total {_duration(node.duration)}")
     else:

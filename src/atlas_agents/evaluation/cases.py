@@ -62,7 +62,8 @@ class Suite:
         models: References of the models that each agent uses in turn; the agent's own model if empty.
         grader: Reference of the model that grades rubrics.
         source: Where the suite comes from, for error messages.
-        load: Imports `module:function` for the scorer `function`; by default that is refused.
+        load: Imports `module:function` for the scorer `function`; by default every module that can be imported. A YAML
+            file refuses it unless `code` is given.
         lines: Line of each case in its file.
     """
 
@@ -178,7 +179,7 @@ def _read_python(path: Path) -> Suite:
             found = runpy.run_path(str(path)).get("suite")
         except AtlasError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise ConfigError(f"{path}: the file raised {type(error).__name__}: {error}") from error
     if not isinstance(found, Suite):
         raise ConfigError(f"{path}: expected a variable `suite` with a Suite, got {type(found).__name__}")

@@ -264,6 +264,8 @@ def _read_case(name: str, points: int, kinds: Sequence[FaultKind]) -> tuple[Plan
         raise ConfigError(f"unknown case {name!r}: expected a name from a report, such as 'seed=7' or 'crash@12'")
     if what == "seed":
         return draw_faults(int(number), points, kinds)
+    if not 1 <= int(number) <= points:
+        raise ConfigError(f"unknown case {name!r}: the conversation has the points crash@1 to crash@{points}")
     return (PlannedFault("crash", int(number)),)
 
 
