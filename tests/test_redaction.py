@@ -393,6 +393,20 @@ def test_data_without_secrets_has_none_to_find() -> None:
     assert find_secrets(data) == []
 
 
+def test_secret_that_is_recognized_once_is_removed_everywhere_in_a_text() -> None:
+    redactor = Redactor(environment={})
+    assert redactor.text("password=tiger-7-lake is wrong: tiger-7-lake") == f"password={REDACTED} is wrong: {REDACTED}"
+    text = "postgresql://ana:tiger-7-lake@db.example.org refused tiger-7-lake"
+    assert redactor.text(text) == f"postgresql://{REDACTED}@db.example.org refused {REDACTED}"
+
+
+def test_lines_of_a_private_key_in_a_list_are_redacted() -> None:
+    lines = ["-----BEGIN RSA PRIVATE KEY-----", MIXED[:64], "-----END RSA PRIVATE KEY-----"]
+    redactor = Redactor(environment={})
+    assert redactor.value(["first", *lines, "last"]) == ["first", *[REDACTED] * 3, "last"]
+    assert redactor.value(["first", "\n".join(lines), "last"]) == ["first", REDACTED, "last"]
+
+
 # Base64 and streams
 
 

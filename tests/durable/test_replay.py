@@ -672,6 +672,23 @@ async def test_saved_run_has_no_secret_that_its_data_names(argument: str, result
         assert (await replay(path.with_suffix(".json"), agents)).same
 
 
+async def test_saved_run_has_no_secret_of_its_prompt_message_or_error(tmp_path: Path) -> None:
+    secret = "tiger-Wq7-lake-93"
+    cases: list[dict[str, Any]] = [
+        {"agent": {"prompt": f"DB_PASSWORD={secret}"}},
+        {"message": f"Why does PGPASSWORD={secret} psql fail?"},
+        {"models": [Scripted(fails(ProviderError(f"password={secret} is wrong: {secret}", "auth")))]},
+    ]
+    for number, case in enumerate(cases):
+        store, run = await record(says(f"It is {secret}."), **case)
+        path = tmp_path / f"test_{number}.py"
+        async with asyncio.timeout(TIMEOUT):
+            agents = build(None, agent=case.get("agent", {}))
+            await save_case(await RunRecord.read(store, run), agents, path, AgentSource("agents"))
+        saved = path.with_suffix(".json").read_text()
+        assert "[REDACTED]" in saved and secret not in saved, case
+
+
 @pytest.mark.parametrize("effect", ["network", "process"])
 async def test_agent_code_reaches_neither_network_nor_processes(effect: str) -> None:
     def prompt(context: Any) -> str:

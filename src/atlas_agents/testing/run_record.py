@@ -364,6 +364,7 @@ _IDENTIFIERS = frozenset(
 
 _DATA = frozenset(("arguments", "edited_arguments", "result", "metadata", "turn_metadata", "requested", "notes"))
 """Fields with data of tools and callers, in which the name of a value may tell that it is a secret."""
+_TEXTS = frozenset(("text", "error", "message", "reason"))
 
 
 def redact_record(record: RunRecord, hide: Callable[[Any], Any]) -> RunRecord:
@@ -374,7 +375,8 @@ def redact_record(record: RunRecord, hide: Callable[[Any], Any]) -> RunRecord:
     """
     steps = tuple([step for step in record.steps if step.kind != "state"])
     whole: Any = msgspec.json.decode(encode(msgspec.structs.replace(record, steps=steps, texts={})))
-    copy = _RedactedRecord(hide, _named_secrets(whole))
+    sent = [secret for text in record.texts.values() for secret in find_secrets(text, levels=0)]
+    copy = _RedactedRecord(hide, [*_named_secrets(whole), *sent])
     cleaned = msgspec.json.decode(encode(copy.clean(whole)), type=RunRecord)
     return msgspec.structs.replace(cleaned, texts={key: copy.hide_text(text) for key, text in record.texts.items()})
 
@@ -396,8 +398,9 @@ class _RedactedRecord:
             hide_key = self.hide_text if inside else str
             return {hide_key(key): self.clean(item, key, inside) for key, item in found.items()}
         if isinstance(value, list):
-            items = cast(list[Any], value)
-            return self._join_texts(items, [self.clean(item, _name_in_list(name), data) for item in items])
+            items = cast(list[Any], self._hide(value) if name in _DATA and not data else value)
+            inside = data or name in _DATA
+            return self._join_texts(items, [self.clean(item, _name_in_list(name), inside) for item in items])
         return self.hide_text(value) if isinstance(value, str) and (data or name not in _IDENTIFIERS) else value
 
     def _join_texts(self, items: list[Any], cleaned: list[Any]) -> list[Any]:
@@ -427,7 +430,7 @@ def _text_of(part: Any) -> str | None:
 
 def _named_secrets(value: Any, name: str = "") -> list[str]:
     """Return the values in the data and texts of a record that are secrets by their names or by their format."""
-    if name in _DATA or name == "text":
+    if name in _DATA or name in _TEXTS:
         return find_secrets(value)
     if isinstance(value, dict):
         return [each for key, item in cast(dict[str, Any], value).items() for each in _named_secrets(item, key)]

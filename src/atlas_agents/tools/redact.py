@@ -9,6 +9,7 @@ import re
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, lru_cache, partial
+from itertools import islice
 from typing import Any, Literal, TypeAlias, cast
 from urllib.parse import quote, quote_plus, unquote, urlsplit
 
@@ -28,6 +29,7 @@ _MAX_DEPTH = 64
 _MAX_TRACE = 100_000
 _MIN_BASE64 = 24
 _MAX_ENCODED = 16_000
+_MAX_REPEATED = 100
 _MIN_HELD, _MAX_HELD, _TAIL = 4, 8_192, 64
 """How much of a stream is held back because it may be the start of a secret, and how much is remembered."""
 _NOT_SECRET = frozenset(("PWD", "OLDPWD", "SSH_AUTH_SOCK", "XAUTHORITY", "KRB5CCNAME", "pwd"))
@@ -36,6 +38,7 @@ _PLAIN_SETTING = re.compile(r"[A-Za-z]+(?:[ _-][A-Za-z]+)*|[\d.,:]+|\w+://[^@?\s
 """Words, numbers and addresses: values of settings such as `AUTH_MODE`, `MAX_TOKENS` or `COOKIE_DOMAIN`."""
 _BOT_ID = re.compile(r"\d{6}:")
 _UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+_OPEN_KEY = re.compile(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----(?!.*-----END)", re.DOTALL)
 _BASE64 = re.compile(rf"[A-Za-z0-9+/_-]{{{_MIN_BASE64},}}={{0,2}}")
 _PLACEHOLDER = re.compile(
     r"\$(?:[A-Z_][A-Z0-9_]*|[{(].*)|<[\w .-]*>|\{.*\}|%\w+%|[.…*xX]{2,}|\[REDACTED\]"
@@ -243,8 +246,16 @@ class Redactor:
             self._pattern = re.compile("|".join(re.escape(secret) for secret in self._known))
 
     def text(self, text: str, also: Iterable[str] = ()) -> str:
-        """Return a text without secrets and without the values in `also`, in any encoding."""
-        return _redact_formats(_remove_each(self._remove_known(text), also))
+        """Return a text without secrets and without the values in `also`, in any encoding.
+
+        What is recognized as a secret in one place is removed everywhere in the text.
+        """
+        removed: list[str] = []
+        text = _redact_formats(_remove_each(self._remove_known(text), also), removed=removed)
+        for secret in islice(dict.fromkeys(_split_logins(removed)), _MAX_REPEATED) if removed else ():
+            if is_distinctive(secret):
+                text = text.replace(secret, REDACTED)
+        return text
 
     def stream(self) -> "StreamRedactor":
         """Return a redactor for texts that arrive in pieces."""
@@ -364,11 +375,16 @@ class _RedactedCopy:
         if len(items) == 2 and isinstance(items[0], str) and holds_secret(items[0], items[1]):
             return [self._redactor.text(clean(items[0])), REDACTED]  # a list of pairs
         copied: list[Any] = []
-        option = ""
+        option, in_key = "", False
         for item in items:
             if self._budget <= 0:
                 break
+            if in_key:  # the lines of a private key
+                copied.append(REDACTED)
+                option, in_key = "", not (isinstance(item, str) and "-----END" in item)
+                continue
             copied.append(self._argument(items[0], option, item) if option else self.copy(item, levels))
+            in_key = isinstance(item, str) and _OPEN_KEY.search(item) is not None
             option = item if isinstance(item, str) and item.startswith("-") and isinstance(items[0], str) else ""
         return copied
 
@@ -379,7 +395,8 @@ class _RedactedCopy:
             return copied
         before = f"{program} {option} "
         redacted = self._redactor.text(before + clean(value))
-        return redacted.removeprefix(before) if redacted != before + clean(value) else copied
+        changed = redacted.startswith(before) and redacted != before + clean(value)
+        return redacted.removeprefix(before) if changed else copied
 
     def _mapping(self, value: Mapping[Any, Any], levels: int) -> dict[str, Any]:
         named = value.get("name") or value.get("key")
@@ -465,8 +482,13 @@ def _find_in_text(text: str, levels: int) -> list[str]:
         return []
     removed: list[str] = []
     _redact_formats(text, removed=removed)
-    found = [part for each in removed for part in (each, each.partition(":")[2])]  # `user:password`, as in a URL
+    found = _split_logins(removed)
     return found + find_secrets(_read_json(text), levels=levels - 1) if levels else found
+
+
+def _split_logins(secrets: Iterable[str]) -> list[str]:
+    """Return secrets and the passwords in those that have a user name, as in a URL."""
+    return [part for secret in secrets for part in (secret, secret.partition(":")[2])]
 
 
 def _read_json(text: str) -> Any:
