@@ -383,3 +383,37 @@ async def test_run_accepted_after_another_ended_in_the_same_commit_is_running(st
     (epoch,) = await store.commit(TENANT, [ClaimRun("r1")])
     ended, accepted = await store.commit(TENANT, [SetRun("r1", epoch, "done"), AcceptRun("r2", "s", "a")])
     assert ended is None and accepted.status == "running"
+
+
+async def test_commit_larger_than_the_buffers_of_its_connection_is_written(stores: list[PostgresStore]) -> None:
+    store = stores[0]
+    body = b"x" * (5 << 20)
+    writes = [AddMessage("s", f"m{n}", body) for n in range(8)]
+    results = await store.commit(TENANT, [PutSession("s"), *writes, AddAudit(body)])
+    assert [message.seq for message in results[1:-1]] == list(range(1, 9))
+    assert [message.body == body for message in await store.messages(TENANT, "s")] == [True] * 8
+    assert find_audit_break(await store.audit(TENANT)) is None
+
+
+async def test_large_commits_share_no_transaction(stores: list[PostgresStore]) -> None:
+    """Together they would take longer than a server that does not answer may take."""
+    store = stores[0]
+    await store.commit(TENANT, [PutSession("s")])
+    before = store.transactions
+    body = b"x" * (3 << 20)
+    await asyncio.gather(*(store.commit(TENANT, [AddMessage("s", f"m{n}", body)]) for n in range(6)))
+    assert store.transactions - before == 3
+    assert [message.id for message in await store.messages(TENANT, "s")] == [f"m{n}" for n in range(6)]
+
+
+@pytest.mark.parametrize(
+    "early", [ReserveEvents("r1", 1, 2), AddEvents("r1", ((1, b"{}"),), 2), SetRun("r1", 2, "waiting")]
+)
+async def test_epoch_is_unknown_until_a_later_commit_of_its_group_claims_the_run(
+    stores: list[PostgresStore], early: Write
+) -> None:
+    store = stores[0]
+    await with_run(store)
+    await store.commit(TENANT, [ClaimRun("r1"), ReserveEvents("r1", 1)])
+    good, refused = await outcomes(store.commit(TENANT, each) for each in ([early], [ClaimRun("r1")]))
+    assert good == [[2]] and [type(error) for error in refused] == [StaleOwner]

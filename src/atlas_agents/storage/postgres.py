@@ -33,7 +33,14 @@ from atlas_agents.storage.hash_chain import START, AuditSigner
 from atlas_agents.storage.history_cache import HistoryCache, load_shared_secret
 from atlas_agents.storage.postgres_connection import Cursor
 from atlas_agents.storage.sql import statements as sql
-from atlas_agents.storage.sql.pipelined import Batch, JournalEnds, NotPipelined, is_pipelined, unknown_journals
+from atlas_agents.storage.sql.pipelined import (
+    Batch,
+    JournalEnds,
+    NotPipelined,
+    content_size,
+    is_pipelined,
+    unknown_journals,
+)
 from atlas_agents.storage.sql.reads import SqlReads
 from atlas_agents.storage.sql.tables import Query, Row, Steps, Vector, WriteContext, bind
 from atlas_agents.storage.sql.text_search import match_sessions_postgres, scope_values, search_postgres
@@ -51,6 +58,8 @@ tenant, the writes and their results. An exception rolls them back, and then the
 function that it returns is called after the commit."""
 
 _MAX_GROUP = 64
+_MAX_GROUP_BYTES = 8 << 20
+"""Content of commits that share a transaction: more would take too long for those that wait."""
 _RETRY_DELAY = 0.1
 _BORROW_TIMEOUT = 5.0
 _UNCLEAR = "the connection to Postgres was lost while committing: the commit may or may not have been written"
@@ -451,11 +460,10 @@ class Writer:
             try:
                 batch = await self._plan(connection, tenant, commits)
                 queries = batch.queries(self._token_values(tenant, token))
-                async with connection.pipeline() as pipeline:
+                async with connection.pipeline():
                     await connection.execute("BEGIN", prepare=False)
                     cursors = [await postgres_connection.send(connection, query) for query in queries]
-                    await pipeline.sync()
-                    batch.finish([await postgres_connection.read_rows(cursor) for cursor in cursors])
+                    batch.finish([await postgres_connection.receive(cursor) for cursor in cursors])
                     for query in batch.final_queries:
                         await postgres_connection.send(connection, query)
                     after_commit = [batch.note_committed, await self._call_hook(connection, tenant, batch, commits)]
@@ -612,7 +620,11 @@ async def _run_steps(cursor: Cursor, steps: Steps[T]) -> T:
 def _take_group(waiting: deque[Commit]) -> list[Commit]:
     """Take the next commits that can share a transaction."""
     kind, group = is_pipelined(waiting[0].request), [waiting.popleft()]
+    size = content_size(group[0].request) if waiting else 0
     while waiting and len(group) < _MAX_GROUP and is_pipelined(waiting[0].request) == kind:
+        size += content_size(waiting[0].request)
+        if size > _MAX_GROUP_BYTES:
+            break
         group.append(waiting.popleft())
     return group
 

@@ -165,17 +165,21 @@ async def ensure_function(connection: Connection) -> None:
 async def execute(cursor: Cursor, query: Query, *, prepare: bool | None = None) -> list[Row]:
     """Execute a query and return its rows."""
     await cursor.execute(_translate_parameters(query.sql), query.values, prepare=prepare)
-    return await read_rows(cursor)
+    return [] if cursor.description is None else await cursor.fetchall()
 
 
 async def send(connection: Connection, query: Query) -> Cursor:
-    """Send a query on a connection in pipeline mode; `read_rows` reads its answer."""
+    """Send a query on a connection in pipeline mode; `receive` reads its answer."""
     return await connection.execute(_translate_parameters(query.sql), query.values)
 
 
-async def read_rows(cursor: Cursor) -> list[Row]:
-    """Return the rows of a query; none if it returns no rows."""
-    return [] if cursor.description is None else await cursor.fetchall()
+async def receive(cursor: Cursor) -> list[Row]:
+    """Return the rows of a query that was sent in pipeline mode and returns rows.
+
+    Fetching sends everything that is left of the query. `pipeline.sync` waits for the answer at once, and forever if
+    the query is larger than the buffers of the socket.
+    """
+    return await cursor.fetchall()
 
 
 @cache

@@ -80,6 +80,22 @@ def is_pipelined(writes: Sequence[store.Write]) -> bool:
     return all(type(write) in _PLANS for write in writes)
 
 
+def content_size(writes: Sequence[store.Write]) -> int:
+    """Return the bytes of messages, steps, events, audit entries and requests in a commit."""
+    size = 0
+    for write in writes:
+        match write:
+            case store.AddMessage(body=content) | store.AddJournal(payload=content):
+                size += len(content)
+            case store.AddAudit(entry=content) | store.AcceptRun(request=content):
+                size += len(content)
+            case store.AddEvents(events=events):
+                size += sum([len(body) for _, body in events])
+            case _:
+                pass
+    return size
+
+
 def unknown_journals(tenant: str, commits: Sequence[Sequence[store.Write]], journals: JournalEnds) -> Query | None:
     """Return the query for the ends of journals that the commits continue and that are not known yet."""
     writes = [write for commit in commits for write in commit]
@@ -244,15 +260,14 @@ class _WriteOrder:
     """Rejects groups for which the order of the function would give another result than the order of the writes.
 
     These are groups in which a run is journaled, claimed or set again after it was claimed or ended, unless the claim
-    comes first in the same commit; in which a session or run is used before it is created; and commits that accept a
-    run after another ended.
+    comes first in the same commit; in which a session or run is used before it is created; in which a run is used
+    before it is claimed; and commits that accept a run after another ended.
     """
 
     def __init__(self) -> None:
         self._put = set[str]()
         self._used = set[tuple[str, str]]()
         self._claimed: dict[str, int] = {}
-        self._journaled = set[str]()
         self._ended: dict[str, int] = {}
 
     def check(self, number: int, write: store.Write) -> None:
@@ -276,14 +291,12 @@ class _WriteOrder:
     def _check_run(self, number: int, write: store.AddJournal | store.SetRun | store.ClaimRun) -> None:
         id = write.run_id
         self._require(id not in self._ended and self._claimed.get(id, number) == number)
-        self._used.add(("run", id))
         if isinstance(write, store.ClaimRun):
-            self._require(id not in self._claimed and id not in self._journaled)
+            self._require(("run", id) not in self._used)
             self._claimed[id] = number
-        elif isinstance(write, store.AddJournal):
-            self._journaled.add(id)
-        elif write.status not in store.OPEN:
+        elif isinstance(write, store.SetRun) and write.status not in store.OPEN:
             self._ended[id] = number
+        self._used.add(("run", id))
 
     def _require(self, is_ordered: bool) -> None:
         if not is_ordered:
