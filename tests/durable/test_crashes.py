@@ -20,9 +20,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 Crash: TypeAlias = Callable[..., Tally]
 A, B, C, D = 6, 5, 6, 3
 """Number of shards per suite, short enough to balance parallel test workers."""
-MIN_CASES = {"A": 140, "B": 60, "C": 110, "D": 60, "zombies": 180, "special": 110, "postgres": 70}
+MIN_CASES = {"A": 140, "B": 60, "C": 110, "D": 60, "zombies": 90, "special": 110, "postgres": 70}
 """Minimum number of cases per shard; fewer mean that the harness is broken."""
-JOB_SUITES = [("A", 1, 45), ("B", 20, 60), ("C", 1, 60), ("zombies", 1, 80), ("postgres", 6, 8)]
+JOB_SUITES = [("A", 1, 45), ("B", 20, 60), ("C", 1, 60), ("zombies", 1, 38), ("postgres", 6, 8)]
 """Suites in which agents delegate: the cases of each script, and the minimum number of cases."""
 EVERYWHERE = {
     *("commit before", "commit after", "sql INSERT", "sql UPDATE", "sql COMMIT", "model before", "model chunk"),
@@ -100,7 +100,7 @@ def test_regression_cases_hold(crash: Crash) -> None:
 
 
 def test_resumed_zombie_process_writes_nothing(holds: Crash) -> None:
-    holds("zombies")
+    holds("zombies", "--distinct")
 
 
 def test_crash_looping_turn_is_failed_and_clocks_may_jump(holds: Crash) -> None:
@@ -120,7 +120,7 @@ def test_checks_detect_a_seeded_bug(name: str, crash: Crash) -> None:
 
 
 def test_every_seam_has_fault_points(crash: Crash) -> None:
-    tally = crash("A", "--script", "approved", "--script", "four calls at once")
+    tally = crash("A", "--script", "approved")
     assert not tally.bad, "\n\n".join(tally.bad)
     assert [point for point in EVERYWHERE if not any(name.startswith(point) for name in tally.at)] == []
 

@@ -68,7 +68,8 @@ class Suite:
 
     def zombies(self) -> None:
         for script in self._scripts(STOPPED):
-            for outcome in zombies(self._counting.runner, script, self._counting.names(script)):
+            names = self._counting.names(script)
+            for outcome in zombies(self._counting.runner, script, names, distinct=self._answered.distinct):
                 self._counting.judge(outcome)
                 if self._counting.over:
                     return
@@ -147,7 +148,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--only", type=int, action="append", default=[], help="just this seed of suite D")
     parser.add_argument("--script", action="append", default=[], help="just this script")
     parser.add_argument(
-        "--distinct", action="store_true", help="suite A: one of the points that lead to the same recovery"
+        "--distinct", action="store_true", help="A, zombies: one of the points that lead to the same recovery"
     )
     parser.add_argument("--seconds", type=float, default=3600.0, help="stop after so long")
     parser.add_argument("--most", type=int, default=5, help="stop after so many bad cases")

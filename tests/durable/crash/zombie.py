@@ -5,16 +5,27 @@ import signal
 from collections.abc import Iterator, Sequence
 
 from crash.case_process import CaseProcess
-from crash.fault_points import NO_FAULT, Plan
+from crash.fault_points import EVIDENCE, FAULT_POINTS, NO_FAULT, Plan
 from crash.runner import Case, End, Outcome, Runner, decode_exit
 from crash.scripts import Script
-from crash.suites import count_points
+from crash.suites import COMMIT
 
 
-def zombies(runner: Runner, script: Script, names: Sequence[str]) -> Iterator[Outcome]:
-    """Yield a case for a stop at every point outside transactions."""
-    for at in range(1, count_points(names, "stop") + 1):
-        yield zombie(runner, Case(script, (Plan("stop", at),)))
+def zombies(runner: Runner, script: Script, names: Sequence[str], *, distinct: bool = False) -> Iterator[Outcome]:
+    """Yield a case for a stop at every point outside transactions.
+
+    With `distinct`, only the first of the points between which nothing was committed and nothing was recorded by tools,
+    model and client: both processes then find the same, and the zombie continues with the same commit.
+    """
+    at, changed = 0, True
+    for name in names:
+        if name in (EVIDENCE, COMMIT):
+            changed = True
+        elif name.startswith(FAULT_POINTS["stop"]):
+            at += 1
+            if changed or not distinct:
+                yield zombie(runner, Case(script, (Plan("stop", at),)))
+            changed = False
 
 
 def zombie(runner: Runner, case: Case) -> Outcome:
