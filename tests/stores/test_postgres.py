@@ -5,6 +5,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
+from urllib.parse import quote, urlencode
 
 import psycopg
 import pytest
@@ -12,12 +13,12 @@ from postgres_server import PostgresServer
 from store_helpers import TENANT, outcomes
 
 from atlas_agents.core.errors import StoreBusy, StoreError, StoreLost
-from atlas_agents.core.store import AddAudit, PutSession, Write
+from atlas_agents.core.store import AddAudit, PutRecord, PutSession, Write
 from atlas_agents.storage.hash_chain import find_audit_break
 from atlas_agents.storage.migrations import VERSION
 from atlas_agents.storage.postgres import PostgresStore, tenant_lock_id
 from atlas_agents.storage.sql.tables import Query
-from checks import TIMEOUT, measure_loop_time
+from checks import TIMEOUT, measure_loop_time, wait_until
 
 pytestmark = pytest.mark.slow  # each test starts processes of its own
 
@@ -233,6 +234,36 @@ async def test_connection_commits_synchronously_and_limits_idle_transactions(sto
     names = "synchronous_commit", "idle_in_transaction_session_timeout", "lock_timeout"
     columns = ", ".join(f"current_setting('{name}')" for name in names)
     assert await store.fetch(Query(f"SELECT {columns}", {})) == [("on", "10s", "5s")]
+
+
+@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
+async def test_commits_that_waited_for_each_other_see_what_was_committed_whatever_the_default_isolation_is(
+    postgres_server: PostgresServer, schema: str, level: str
+) -> None:
+    """With such a default, a transaction would not see what was committed while it waited for its tenant's lock."""
+    given = f"-c default_transaction_isolation={level.replace(' ', chr(92) + ' ')}"
+    url = f"{postgres_server.url}?{urlencode({'options': given}, quote_via=quote)}"
+    stores = [PostgresStore(url, schema=schema, busy_timeout=TIMEOUT / 2, answer_timeout=TIMEOUT) for _ in range(2)]
+    for store in stores:
+        await store.open()
+    count = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+    try:
+        await stores[0].commit(TENANT, [PutRecord("probe", "p", b"")])
+        async with await psycopg.AsyncConnection.connect(postgres_server.url, autocommit=True) as other:
+
+            async def both_wait() -> bool:
+                return await (await other.execute(count)).fetchone() == (2,)
+
+            lock = tenant_lock_id(schema, TENANT)
+            await other.execute("SELECT pg_advisory_lock(%s)", (lock,))
+            commits = [asyncio.create_task(each.commit(TENANT, [PutRecord("probe", "p", b"")])) for each in stores]
+            await wait_until(both_wait)
+            await other.execute("SELECT pg_advisory_unlock(%s)", (lock,))
+            good, refused = await outcomes(commits)
+    finally:
+        for store in stores:
+            await store.close()
+    assert not refused and sorted(record.version for (record,) in good) == [2, 3]
 
 
 async def test_newer_schema_is_rejected(postgres_server: PostgresServer, store: PostgresStore, schema: str) -> None:

@@ -100,13 +100,22 @@ async def configure(
     milliseconds = str(max(1, int(busy_timeout * 1000)))
     await connection.execute(
         """SELECT set_config('search_path', %(schema)s, false), set_config('lock_timeout', %(wait)s, false),
-        set_config('idle_in_transaction_session_timeout', '10000', false),
-        CASE WHEN current_setting('synchronous_commit') IN ('off', 'local')
-        THEN set_config('synchronous_commit', 'on', false) END""",
+        set_config('idle_in_transaction_session_timeout', '10000', false)""",
         {"schema": path, "wait": milliseconds},
     )
+    await set_guarantees(connection)
     if vectors is not None:  # continue the index scan until enough rows match the filter
         await connection.execute("SELECT set_config('hnsw.iterative_scan', 'strict_order', false)")
+
+
+async def set_guarantees(connection: Connection) -> None:
+    """Override what a server, database or role may have set: commits wait for the disk, and a statement that follows a
+    lock sees what was committed before the lock was acquired."""
+    await connection.execute(
+        """SELECT set_config('default_transaction_isolation', 'read committed', false),
+        CASE WHEN current_setting('synchronous_commit') IN ('off', 'local')
+        THEN set_config('synchronous_commit', 'on', false) END"""
+    )
 
 
 async def migrate(connection: Connection, schema: str) -> None:
