@@ -7,9 +7,11 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeAlias, get_args
 
+import msgspec
 import psycopg
 import pytest
 from postgres_server import PostgresServer
+from psycopg.conninfo import conninfo_to_dict
 from store_helpers import TENANT, everything, one_of_each
 
 import fork_server
@@ -32,10 +34,12 @@ from atlas_agents.core.store import (
     ReserveEvents,
     SetRun,
 )
+from atlas_agents.storage import tenant_move
 from atlas_agents.storage.postgres import PostgresStore
 from atlas_agents.storage.tenant_move import (
     DERIVED_TABLES,
     MOVED_TABLES,
+    MoveEnd,
     MoveStep,
     TenantMove,
     abort_move,
@@ -256,6 +260,86 @@ async def test_aborted_move_leaves_the_tenant_where_it_was(
     await check_complete(source, writer)
     assert not any((await dump(databases[1])).values())
     await target.commit(TENANT, [PutSession("s")])
+
+
+async def test_aborted_return_leaves_the_tenant_fenced_where_it_was_before(
+    databases: tuple[str, str], opened: Opened
+) -> None:
+    source, target = [await opened(url) for url in databases]
+    await source.commit(TENANT, one_of_each())
+    there, back = TenantMove(TENANT, *databases), TenantMove(TENANT, databases[1], databases[0])
+    await move_tenant(there)
+    await delete_moved(there)
+    with pytest.raises(StopMove):
+        await move_tenant(msgspec.structs.replace(back, on_step=stop_at("copied")))
+    await abort_move(back)
+    with pytest.raises(StoreLost):
+        await source.commit(TENANT, [PutSession("s")])
+    await target.commit(TENANT, [PutSession("s")])
+    await move_tenant(back)
+    await source.commit(TENANT, [PutSession("s")])
+
+
+async def test_rows_written_at_the_target_while_a_move_begins_are_kept(
+    databases: tuple[str, str], opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = [await opened(url) for url in databases]
+    await source.commit(TENANT, one_of_each())
+    install = MoveEnd.install_triggers
+
+    async def install_late(end: MoveEnd) -> None:
+        if end.is_target:
+            await target.commit(TENANT, [PutSession("own")])
+        await install(end)
+
+    monkeypatch.setattr(MoveEnd, "install_triggers", install_late)
+    with pytest.raises(StoreError, match="already has rows of tenant 'acme' in the table sessions"):
+        await move_tenant(TenantMove(TENANT, *databases))
+    for store in (source, target):
+        await store.commit(TENANT, [PutSession("more")])
+    assert {session.key for session in await target.sessions(TENANT)} == {"own", "more"}
+    async with await psycopg.AsyncConnection.connect(databases[1]) as connection:
+        left = await connection.execute("SELECT tgname FROM pg_trigger WHERE starts_with(tgname, 'tenant_move_')")
+        assert await left.fetchall() == []
+
+
+async def test_pause_that_takes_too_long_is_ended(
+    databases: tuple[str, str], opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, _ = [await opened(url) for url in databases]
+    await source.commit(TENANT, one_of_each())
+
+    async def wait_long(end: MoveEnd, _: MoveEnd) -> None:
+        await end.connection.execute("SELECT pg_sleep(%s)", (TIMEOUT,))
+
+    monkeypatch.setattr(tenant_move, "_copy_tokens", wait_long)
+    with pytest.raises(StoreError, match=r"took longer than the pause of 1 s: it stays where it is"):
+        await move_tenant(TenantMove(TENANT, *databases, max_pause=1.0))
+    await source.commit(TENANT, [PutSession("s")])
+    monkeypatch.undo()
+    await move_tenant(TenantMove(TENANT, *databases))
+
+
+async def test_move_waits_for_the_disk_whatever_the_server_is_set_to(
+    databases: tuple[str, str], opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tenant would be nowhere if the target lost its last commit in a crash, and the source did not."""
+    source = await opened(databases[0])
+    await source.commit(TENANT, one_of_each())
+    names = [conninfo_to_dict(url)["dbname"] for url in databases]
+    async with await psycopg.AsyncConnection.connect(databases[0], autocommit=True) as connection:
+        for name in names:
+            await connection.execute(f'ALTER DATABASE "{name}" SET synchronous_commit = off'.encode())
+    found: list[object] = []
+    open_target = MoveEnd.open
+
+    async def read_setting(end: MoveEnd) -> None:
+        found.append(await end.read_value("SELECT current_setting('synchronous_commit')"))
+        await open_target(end)
+
+    monkeypatch.setattr(MoveEnd, "open", read_setting)
+    await move_tenant(TenantMove(TENANT, *databases))
+    assert found == ["on"]
 
 
 async def test_moves_that_contradict_each_other_are_refused(

@@ -22,7 +22,8 @@ from atlas_agents.storage import postgres_connection
 from atlas_agents.storage.postgres import tenant_lock_id
 from atlas_agents.storage.postgres_connection import Connection
 
-MovePhase: TypeAlias = Literal["snapshot", "copying", "fenced", "moved", "arriving", "open"]
+MovePhase: TypeAlias = Literal["snapshot", "copying", "fenced", "moved", "arriving", "returning", "open"]
+"""`returning` is like `arriving`, at a database from which the tenant was moved before."""
 MoveStep: TypeAlias = Literal[
     "prepared", "captured", "copied", "caught up", "fenced", "complete", "opened", "closed", "deleted"
 ]
@@ -143,8 +144,7 @@ async def abort_move(move: TenantMove) -> None:
             raise StoreError(f"the tenant {move.tenant!r} is at the target already: move it back instead")
         await source.forget_move()
         if await target.read_phase() == "arriving":
-            await target.delete_rows()
-            await target.forget_move()
+            await target.undo_arrival()
 
 
 async def delete_moved(move: TenantMove) -> int:
@@ -176,6 +176,7 @@ class MoveEnd:
         await self.connection.execute("SELECT set_config('search_path', %s, false)", (f'"{self.schema}"',))
         if migrate:
             await postgres_connection.migrate(self.connection, self.schema)
+        await postgres_connection.set_guarantees(self.connection)
         self.connection.answer_timeout = _ANSWER_TIMEOUT
         lock = tenant_lock_id(self.schema, self.tenant, "mover")
         if await self.read_value("SELECT pg_try_advisory_lock(%s)", lock) is not True:
@@ -197,6 +198,8 @@ class MoveEnd:
         if row is None or (self.is_target and row[0] == "moved"):
             return None
         phase, peer = row
+        if self.is_target and phase == "returning":
+            phase = "arriving"
         if peer != self.peer or phase not in (("arriving", "open") if self.is_target else _SOURCE_PHASES):
             raise StoreError(
                 f"the tenant {self.tenant!r} is in the phase {phase!r} of a move with the database {peer}: "
@@ -206,10 +209,41 @@ class MoveEnd:
 
     async def set_phase(self, phase: MovePhase) -> None:
         """Change the phase once all transactions that saw the previous one have ended."""
+        async with self._phase_lock():
+            await self._put_phase(phase)
+
+    @asynccontextmanager
+    async def _phase_lock(self) -> AsyncGenerator[None]:
         async with self.connection.transaction():
             await self.connection.execute(f"SET LOCAL lock_timeout = '{_FENCE_WAIT}'")
             await self.connection.execute("SELECT pg_advisory_xact_lock(%s)", (self._lock,))
-            await self._put_phase(phase)
+            yield
+
+    async def start_arrival(self) -> None:
+        """Reject writes at the target from now on. The triggers must be there, so that no row is written unseen."""
+        was_here = await self.read_value(_READ_PHASE, self.tenant) == "moved"
+        try:
+            async with self._phase_lock():
+                await self.check_empty()
+                await self._put_phase("returning" if was_here else "arriving")
+        except StoreError:
+            if not was_here:
+                await self._remove_triggers()
+            raise
+
+    async def undo_arrival(self) -> None:
+        """Delete the copy. A tenant that was moved away from here before stays fenced."""
+        await self.delete_rows()
+        if await self.read_value(_READ_PHASE, self.tenant) == "returning":
+            await self.set_phase("moved")
+        else:
+            await self.forget_move()
+
+    async def check_empty(self) -> None:
+        for table in MOVED_TABLES:
+            query = sql.SQL("SELECT 1 FROM {} WHERE tenant = %s LIMIT 1").format(sql.Identifier(table))
+            if await (await self.connection.execute(query, (self.tenant,))).fetchone():
+                raise StoreError(f"the target already has rows of tenant {self.tenant!r} in the table {table}")
 
     async def _put_phase(self, phase: MovePhase) -> None:
         await self.connection.execute(_SET_PHASE, {"tenant": self.tenant, "phase": phase, "peer": self.peer})
@@ -237,9 +271,12 @@ class MoveEnd:
         async with self.connection.transaction():
             await self.connection.execute("SELECT pg_advisory_xact_lock(%s)", (self._lock,))
             await self.connection.execute("DELETE FROM tenant_moves WHERE tenant = %s", (self.tenant,))
+        await self._remove_triggers()
+        await self.connection.execute("DELETE FROM tenant_changes WHERE tenant = %s", (self.tenant,))
+
+    async def _remove_triggers(self) -> None:
         for table in MOVED_TABLES:
             await self._change_table(self._drop_triggers(table))
-        await self.connection.execute("DELETE FROM tenant_changes WHERE tenant = %s", (self.tenant,))
 
     def _drop_triggers(self, table: str) -> list[sql.Composed]:
         drop = sql.SQL("DROP TRIGGER IF EXISTS {} ON {}")
@@ -306,10 +343,12 @@ async def _open_both(move: TenantMove) -> AsyncGenerator[tuple[MoveEnd, MoveEnd]
 
 async def _copy_snapshot(move: TenantMove, source: MoveEnd, target: MoveEnd) -> MoveResult:
     """Copy all rows of one snapshot. It starts over if it is interrupted."""
-    if await target.read_phase() != "arriving":
-        await _check_empty(target)
-        await target.set_phase("arriving")
+    is_new = await target.read_phase() != "arriving"
+    if is_new:
+        await target.check_empty()
     await target.install_triggers()
+    if is_new:
+        await target.start_arrival()
     await target.delete_rows()
     move.on_step("prepared")
     await source.set_phase("snapshot")
@@ -325,13 +364,6 @@ async def _copy_snapshot(move: TenantMove, source: MoveEnd, target: MoveEnd) -> 
     await source.set_phase("copying")
     move.on_step("copied")
     return MoveResult(rows)
-
-
-async def _check_empty(target: MoveEnd) -> None:
-    for table in MOVED_TABLES:
-        query = sql.SQL("SELECT 1 FROM {} WHERE tenant = %s LIMIT 1").format(sql.Identifier(table))
-        if await (await target.connection.execute(query, (target.tenant,))).fetchone():
-            raise StoreError(f"the target already has rows of tenant {target.tenant!r} in the table {table}")
 
 
 async def _copy_rows(source: MoveEnd, target: MoveEnd, table: str, where: sql.Composable) -> int:
@@ -430,8 +462,13 @@ async def _switch(move: TenantMove, source: MoveEnd, target: MoveEnd, result: Mo
             await _copy_tokens(source, target)
             await _check_equal(source, target)
             move.on_step("complete")
-    except BaseException:
+    except BaseException as error:
         await source.set_phase("copying")
+        if isinstance(error, TimeoutError):
+            raise StoreError(
+                f"the last changes of tenant {move.tenant!r} took longer than the pause of {move.max_pause:g} s: it "
+                "stays where it is; run the command again when it is less busy, or with a longer pause"
+            ) from error
         raise
     await target.open()
     pause = time.monotonic() - started
