@@ -18,7 +18,16 @@ from store_helpers import TENANT, everything, one_of_each, outcomes
 
 from atlas_agents import Agent, Atlas, tool
 from atlas_agents.core.errors import StoreBusy, StoreError, StoreFull
-from atlas_agents.core.store import AcceptRun, AddAudit, AddEvents, AddMessage, PutSession, ReserveEvents
+from atlas_agents.core.store import (
+    AcceptRun,
+    AddAudit,
+    AddEvents,
+    AddJournal,
+    AddMessage,
+    ClaimRun,
+    PutSession,
+    ReserveEvents,
+)
 from atlas_agents.storage import migrations, sqlite_files
 from atlas_agents.storage.hash_chain import find_audit_break, find_journal_break
 from atlas_agents.storage.migrations import VERSION
@@ -430,6 +439,37 @@ async def test_interrupted_move_to_compact_rows_continues_without_loss(
         await store.close()
     with contextlib.closing(sqlite3.connect(path)) as connection:
         assert not connection.execute("SELECT name FROM sqlite_master WHERE name LIKE '%older%'").fetchall()
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+async def test_queued_run_of_an_older_process_does_not_write_into_the_journal_of_another(
+    is_open: bool, tmp_path: Path
+) -> None:
+    """A process of the schema before, which has the file open during the migration, numbers no runs."""
+    path = tmp_path / "atlas.db"
+    store = SqliteStore(path)
+    await store.open()
+    await store.commit(TENANT, [PutSession("s"), AcceptRun("r1", "s", "a"), PutSession("t"), AcceptRun("r3", "t", "a")])
+    (epoch, *_) = await store.commit(TENANT, [ClaimRun("r1"), AddJournal("r1", 1, "accepted", "", b"{}")])
+    if not is_open:
+        await store.close()
+    with contextlib.closing(sqlite3.connect(path)) as older, older:
+        names = [name for (name,) in older.execute("SELECT name FROM pragma_table_info('runs')") if name != "number"]
+        values = [{"id": "'r2'", "place": "2", "status": "'queued'", "epoch": "0"}.get(name, name) for name in names]
+        older.execute(f"INSERT INTO runs ({', '.join(names)}) SELECT {', '.join(values)} FROM runs WHERE id = 'r1'")
+    if not is_open:
+        await store.open()
+    try:
+        assert "r2" in {run.id for run in await store.orphaned_runs()}
+        accepted = [ClaimRun("r2"), AddJournal("r2", 1, "accepted", "", b"{}"), ReserveEvents("r2", 1)]
+        await store.commit(TENANT, [*accepted, AddEvents("r2", ((1, b"{}"),))])
+        await store.commit(TENANT, [AddJournal("r1", epoch, "reply", "0", b"{}")])
+        for run, kinds in (("r1", ["accepted", "reply"]), ("r2", ["accepted"]), ("r3", [])):
+            journal = await store.journal(TENANT, run)
+            assert [row.kind for row in journal] == kinds and find_journal_break(journal) is None
+            assert len(await store.events(TENANT, run)) == (run == "r2")
+    finally:
+        await store.close()
 
 
 async def test_numbers_of_other_runs_are_out_of_reach(store: SqliteStore) -> None:

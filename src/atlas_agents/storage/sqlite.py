@@ -33,6 +33,7 @@ from atlas_agents.storage.sql.writes import apply_writes
 from atlas_agents.storage.sqlite_files import (
     OpenOptions,
     file_identity,
+    number_runs,
     open_memory,
     open_reader,
     open_writer,
@@ -224,9 +225,13 @@ class _WriteThread:
         connection.execute("BEGIN IMMEDIATE")
         try:
             self._take_lease(alone=True)
-            return connection.execute(statements.OPEN_RUNS).fetchall()
+            while number_runs(connection)[1]:
+                pass
+            found = connection.execute(statements.OPEN_RUNS).fetchall()
+            connection.execute("COMMIT")
         finally:
             roll_back(connection)
+        return found
 
     def _commit_group(self, commits: Sequence[tuple[_QueuedWrite, _Commit]]) -> None:
         """Write all commits in one transaction. If the database rejects it as a whole, give each its own."""

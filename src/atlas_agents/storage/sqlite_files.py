@@ -255,7 +255,10 @@ WHERE r.number > :last AND j.tenant = r.tenant AND j.run_id = r.id ORDER BY r.nu
 _MOVE_EVENTS = """
 INSERT INTO event_rows (id, body) SELECT r.number << 31 | e.seq, e.body FROM runs r CROSS JOIN events_older e
 WHERE r.number > :last AND e.tenant = r.tenant AND e.run_id = r.id ORDER BY r.number, e.seq"""
-_HAS_OLDER_ROWS = "SELECT count(*) FROM sqlite_master WHERE name = 'journal_older'"
+_HAS_OLDER_ROWS = "SELECT EXISTS (SELECT 1 FROM sqlite_master WHERE name = 'journal_older')"
+_IS_UNFINISHED = """
+SELECT EXISTS (SELECT 1 FROM sqlite_master WHERE name = 'journal_older')
+    OR EXISTS (SELECT 1 FROM runs WHERE number IS NULL)"""
 
 
 def _move_rows(connection: sqlite3.Connection, path: Path) -> None:
@@ -264,7 +267,7 @@ def _move_rows(connection: sqlite3.Connection, path: Path) -> None:
     A run without a number was not moved yet, so a migration that was interrupted continues here.
     """
     logged = time.monotonic()
-    while connection.execute(_HAS_OLDER_ROWS).fetchone()[0]:
+    while connection.execute(_IS_UNFINISHED).fetchone()[0]:
         connection.execute("BEGIN IMMEDIATE")
         try:
             _move_batch(connection)
@@ -281,16 +284,24 @@ def _move_rows(connection: sqlite3.Connection, path: Path) -> None:
 
 def _move_batch(connection: sqlite3.Connection) -> None:
     """Move the rows of some runs; drop the older tables once all are moved."""
+    last, numbered = number_runs(connection)
     if not connection.execute(_HAS_OLDER_ROWS).fetchone()[0]:
         return  # another process was faster
-    (last,) = connection.execute("SELECT coalesce(max(number), 0) FROM runs").fetchone()
-    numbered = connection.execute(_NUMBER_RUNS, {"last": last, "limit": _MOVED_RUNS}).rowcount
     if numbered:
         connection.execute(_MOVE_JOURNAL, {"last": last})
         connection.execute(_MOVE_EVENTS, {"last": last})
     else:
         connection.execute("DROP TABLE journal_older")
         connection.execute("DROP TABLE events_older")
+
+
+def number_runs(connection: sqlite3.Connection) -> tuple[int, int]:
+    """Number some runs that have no number; return the last number before, and how many runs were numbered.
+
+    An older process that had the file open during the migration can still accept runs, but gives them no number.
+    """
+    (last,) = connection.execute("SELECT coalesce(max(number), 0) FROM runs").fetchone()
+    return last, connection.execute(_NUMBER_RUNS, {"last": last, "limit": _MOVED_RUNS}).rowcount
 
 
 def _check_checksums(connection: sqlite3.Connection, path: Path, version: int) -> None:

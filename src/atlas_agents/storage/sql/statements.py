@@ -873,7 +873,7 @@ _JOURNAL_COLUMNS = t.JOURNAL.select("j", run_id="r.id", seq=f"j.id & {t.MAX_SEQ}
 def _sqlite_add_events(count: int) -> str:
     rows = ", ".join(f"(:seq{n}, :body{n})" for n in range(count))
     return f"""INSERT INTO event_rows (id, body) SELECT r.number << 31 | e.column1, e.column2
-FROM runs r CROSS JOIN (VALUES {rows}) e WHERE {_OF_RUN} ON CONFLICT (id) DO NOTHING"""
+FROM runs r CROSS JOIN (VALUES {rows}) e WHERE {_OF_RUN} AND r.number > 0 ON CONFLICT (id) DO NOTHING"""
 
 
 SQLITE_FORMS = {
@@ -888,7 +888,8 @@ WHERE {_OF_RUN}""",
     ADD_JOURNAL: f"""
 INSERT INTO journal_rows (id, kind, key, at, hash, payload)
 SELECT r.number << 31 | :seq, :kind, :key, :at, :hash, :payload FROM runs r
-WHERE {_OF_RUN} AND NOT EXISTS (SELECT 1 FROM journal_rows j WHERE {_JOURNAL_RANGE} AND j.kind = :kind AND j.key = :key)
+WHERE {_OF_RUN} AND r.number > 0
+    AND NOT EXISTS (SELECT 1 FROM journal_rows j WHERE {_JOURNAL_RANGE} AND j.kind = :kind AND j.key = :key)
 RETURNING id""",
     JOURNAL: f"""
 SELECT {_JOURNAL_COLUMNS} FROM runs r CROSS JOIN journal_rows j WHERE {_OF_RUN} AND {_JOURNAL_RANGE} ORDER BY j.id""",
