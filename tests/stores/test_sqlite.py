@@ -454,8 +454,10 @@ async def test_queued_run_of_an_older_process_does_not_write_into_the_journal_of
     if not is_open:
         await store.close()
     with contextlib.closing(sqlite3.connect(path)) as older, older:
-        names = [name for (name,) in older.execute("SELECT name FROM pragma_table_info('runs')") if name != "number"]
-        values = [{"id": "'r2'", "place": "2", "status": "'queued'", "epoch": "0"}.get(name, name) for name in names]
+        columns = older.execute("SELECT name FROM pragma_table_info('runs') WHERE name <> 'number'")
+        names = [str(name) for (name,) in columns]
+        queued = {"id": "'r2'", "place": "2", "status": "'queued'", "epoch": "0"}
+        values = [queued.get(name, name) for name in names]
         older.execute(f"INSERT INTO runs ({', '.join(names)}) SELECT {', '.join(values)} FROM runs WHERE id = 'r1'")
     if not is_open:
         await store.open()
