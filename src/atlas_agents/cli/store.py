@@ -205,12 +205,16 @@ async def move(
     the other database is opened. Its processes must then be started with the other address. A command that was
     interrupted continues when it is run again.
     """
+    from atlas_agents.config.load import POSTGRES
     from atlas_agents.config.open import is_postgres
+    from atlas_agents.config.settings import scheme
     from atlas_agents.storage.tenant_move import TenantMove, abort_move, delete_moved, move_tenant
 
     settings = load_settings()
     if not is_postgres(settings):
         raise ConfigError("only a tenant on Postgres can be moved: database_url is not a postgresql:// address")
+    if scheme(target) not in POSTGRES:  # an empty one would be the server of this machine
+        raise ConfigError("invalid URL of the other database: expected postgresql://user@host/database")
     if abort and delete:
         raise ConfigError("--abort and --delete contradict each other: use one of them")
     with progress_line() as show:
