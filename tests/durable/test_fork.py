@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from atlas_agents import Agent, Answer, Atlas, Budget, ConfigError, Policy, Question, Tool, tool
+from atlas_agents import Agent, Answer, Atlas, Budget, ConfigError, Interceptor, Policy, Question, Tool, ToolCall, tool
 from atlas_agents.core.errors import ProviderError
+from atlas_agents.core.paths import Secret
 from atlas_agents.core.store import Store
 from atlas_agents.storage.sqlite import MemoryStore
 from atlas_agents.testing import (
@@ -198,3 +199,16 @@ async def test_invalid_steps_and_tools_are_refused() -> None:
             await forked(store, run, step)
     with pytest.raises(ConfigError, match="unknown tool 'nope': agent 'clerk' has look, send_mail"):
         await forked(store, run, 2, allow_tools=["nope"])
+
+
+async def test_log_of_a_hook_that_fails_in_a_fork_has_no_secret(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(call: ToolCall) -> None:
+        raise ValueError(f"no entry with {secret}")
+
+    secret = "tiger-Wq7-lake-93"
+    store, run = await record(calls("look", n=1), says("Done."))
+    atlas = build(None, Scripted(calls("look", n=2), says("Done.")), interceptors=[Interceptor(tool_call=fail)])
+    atlas.keep_secret(Secret(secret))
+    async with asyncio.timeout(TIMEOUT):
+        await fork(run, atlas, 2, store=store)
+    assert "no entry with [REDACTED]" in caplog.text and secret not in caplog.text

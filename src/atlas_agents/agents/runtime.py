@@ -134,6 +134,7 @@ class AgentRuntime:
         telemetry: OpenTelemetry | None = None,
         wake: Callable[[str], Awaitable[None]] | None = None,
         create_journal: Callable[..., Journal] = Journal,
+        redactor: Redactor | None = None,
     ) -> None:
         self._wake, self._new_journal = wake, create_journal
         self.find_agent = find_agent
@@ -147,7 +148,7 @@ class AgentRuntime:
         self.prices = Prices(prices)
         if store is not None and audit is None:
             audit = StoreAudit(store)
-        redactor = Redactor()
+        redactor = redactor or Redactor()
         self.telemetry = Telemetry(telemetry, clock=clock, redact=redactor.head, find_secrets=find_secrets)
         self.governance = Governance(
             clock=clock,
@@ -189,10 +190,9 @@ class AgentRuntime:
             "budgets": self.governance.budgets.budgets,
             "registry": self.registry,
             "make_deps": self._make_deps,
+            "redactor": self.governance.redactor,
         }
-        made = create(**{**options, **changes})
-        made.governance.redactor = self.governance.redactor
-        return made
+        return create(**{**options, **changes})
 
     def create_run(
         self,
