@@ -274,7 +274,7 @@ async def test_agent_that_takes_over_brings_its_own_budget() -> None:
         ("user tokens=5 per=week", "unknown period of a budget 'week': expected day or month"),
         ("turn tokens=5 per=day", "a budget per day needs a scope other than turn"),
         ("user tokens=1.5", "invalid budget: Expected `int | null`"),
-        ("user", "invalid budget 'user': expected a scope"),
+        ("user", "invalid budget 'user': expected limits"),
         ({}, "a budget needs at least one of tokens"),
         (5, "invalid budget 5: expected a Budget, a mapping of its fields, or several of them"),
     ],

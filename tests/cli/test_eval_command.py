@@ -150,6 +150,9 @@ def test_budget_stops_the_evaluation_and_a_larger_one_resumes_it(home: Home) -> 
     assert resumed.returncode == 0 and len(json.loads(resumed.stdout)["evaluation"]["results"]) == 3
     nothing = home.run("eval", file, "--resume")
     assert nothing.returncode == 2 and "nothing to resume: no evaluation of" in nothing.stderr
+    unwritable = home.run("eval", file, "--out", "/proc/nowhere/report.json")
+    assert unwritable.returncode == 2 and "cannot write /proc/nowhere/report.json" in unwritable.stderr
+    assert "passed" in unwritable.stdout, "the results are shown before they are written"
     bad = home.run("eval", file, "--budget", "euros=1")
     assert bad.returncode == 2 and "unknown budget setting 'euros'" in bad.stderr
 

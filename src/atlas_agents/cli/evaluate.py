@@ -111,8 +111,8 @@ async def run(
         models=models, agents=agents, repeat=repeat, parallel=parallel, budget=limits, seconds=seconds
     )
     report = make_report(await _run(settings, suite, options, resume=resume), earlier)
-    _write_files(report, out, junit)
     _show_report(report, as_json=as_json)
+    _write_files(report, out, junit)
     return cli.EXIT_OK if _succeeded(report, min_score) else cli.EXIT_FAILED
 
 

@@ -137,8 +137,8 @@ def _parse_fields(text: str) -> dict[str, Any]:
     matches = [_PART.fullmatch(part) for part in parts]
     if not parts or None in matches or len({match[1] for match in matches if match}) < len(parts):
         raise ConfigError(
-            f"invalid budget {text!r}: expected a scope ({', '.join(SCOPES)}) and limits, for example "
-            "'user dollars=5 tokens=200000 per=day'"
+            f"invalid budget {text!r}: expected limits, after a scope ({', '.join(SCOPES)}) or without one, for "
+            "example 'user dollars=5 tokens=200000 per=day'"
         )
     fields = {match[1]: _parse_value(match[1], match[2]) for match in matches if match}
     return {"scope": scope, **fields}
