@@ -706,6 +706,7 @@ async def test_agent_code_reaches_neither_network_nor_processes(effect: str) -> 
         client.connect(("127.0.0.1", 9))  # allowed again
 
 
+DEEP = msgspec.Raw(b"[" * 100_000 + b"]" * 100_000)
 DAMAGES: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     (lambda whole: whole.update(steps=[]), "has no end"),
     (lambda whole: whole["steps"].pop(), "has no end: its last step is 'reply'"),
@@ -713,6 +714,7 @@ DAMAGES: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     (lambda whole: whole["steps"][1]["payload"].update(request=5), r"step 2 \(reply\) .* cannot be read"),
     (lambda whole: whole.update(request={"model": 5}), "the request of run .* cannot be read"),
     (lambda whole: whole.update(messages=[5]), "cannot be read"),
+    (lambda whole: whole["steps"][1]["payload"].update(deep=DEEP), "cannot be read: maximum recursion depth"),
     (lambda whole: whole.update(messages=[]), "messages of run .* are missing"),
     (lambda whole: whole.update(history=[{"id": "x"}]), "cannot be read"),
 ]

@@ -11,7 +11,15 @@ import pytest
 from answering_model import Answering, registry_of
 
 from atlas_agents import Agent, Budget, ConfigError
-from atlas_agents.evaluation import Case, EvaluationOptions, Evaluator, ResultFile, Suite
+from atlas_agents.evaluation import (
+    Case,
+    EvaluationOptions,
+    Evaluator,
+    ResultFile,
+    Suite,
+    list_evaluations,
+    read_evaluation,
+)
 from atlas_agents.providers.testing import says
 from checks import wait_until
 
@@ -152,6 +160,11 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     with pytest.raises(ConfigError, match=r"cannot read the results .*: No such file"):
         ResultFile.read(path)
+    (tmp_path / "removed.jsonl").symlink_to(tmp_path / "nowhere.jsonl")
+    path.write_text('{"evaluation": {"other": ' + "[" * 100_000 + "]" * 100_000 + "}}\n")
+    with pytest.raises(ConfigError, match="has no results of an evaluation: maximum recursion depth"):
+        read_evaluation(path)
+    assert list_evaluations(tmp_path) == []
     path.write_text("{}\n")
     with pytest.raises(ConfigError, match="has no results of an evaluation"):
         ResultFile.read(path)

@@ -291,18 +291,26 @@ def read_evaluation(path: Path) -> Evaluation:
     """Read an evaluation from its result file, or from a report that `write_report` wrote."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=_Document).evaluation
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return ResultFile.read(path).evaluation  # its errors say what is wrong
 
 
 def list_evaluations(folder: Path, limit: int = 1000) -> list[Evaluation]:
     """Return the latest evaluations whose result files are in a folder, newest first, without unreadable ones."""
     found: list[Evaluation] = []
-    paths = sorted(folder.glob(f"*{SUFFIX}"), key=lambda path: path.stat().st_mtime, reverse=True)
+    paths = sorted(folder.glob(f"*{SUFFIX}"), key=_changed_at, reverse=True)
     for path in paths[:limit]:
         with suppress(ConfigError):
             found.append(ResultFile.read(path).evaluation)
     return sorted(found, key=lambda evaluation: evaluation.started_at, reverse=True)
+
+
+def _changed_at(path: Path) -> float:
+    """Return when a file was changed; 0 if it was removed since it was listed, or is a link to no file."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def write_junit(path: Path, evaluation: Evaluation) -> None:

@@ -200,7 +200,7 @@ class ResultFile:
             raise ConfigError(f"cannot read the results {path}: {error.strerror}") from error
         try:
             first = msgspec.json.decode(lines[0], type=dict[str, Evaluation])["evaluation"]
-        except (msgspec.MsgspecError, UnicodeDecodeError, KeyError) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, KeyError) as error:
             raise ConfigError(f"{path} has no results of an evaluation: {error}") from error
         if first.version > VERSION:
             raise ConfigError(f"{path} was written by a newer version; update Atlas Agents to read it")
@@ -209,7 +209,7 @@ class ResultFile:
         for number, line in enumerate(lines[1:-1], start=2):  # what follows the last line end was cut off by a crash
             try:
                 entry = msgspec.json.decode(line, type=_Line)
-            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
                 raise ConfigError(f"{path}:{number}: damaged result: {error}; remove the line") from error
             stopped, spent = entry.stopped, spent | entry.spent
             if entry.result is not None:

@@ -36,6 +36,7 @@ T = TypeVar("T")
 FORMAT = 1
 """Version of the file format of a record."""
 _PAGE = 500
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _CLOCK_SKEW = 60_000
 _TYPES: dict[JournalKind, Any] = {
     "accepted": Any,
@@ -147,7 +148,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
             found = msgspec.json.decode(Path(path).read_bytes(), type=cls)
         except OSError as error:
             raise ReplayError(f"cannot read the recorded run {path}: {error.strerror}") from error
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except _UNREADABLE as error:
             raise ReplayError(f"the recorded run {path} cannot be read: {error}; save it again") from error
         if found.format != FORMAT:
             raise ReplayError(
@@ -155,7 +156,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
             )
         try:
             found._check()
-        except (msgspec.DecodeError, UnicodeDecodeError, AtlasError) as error:
+        except (*_UNREADABLE, AtlasError) as error:
             raise ReplayError(f"the recorded run {path} cannot be read: {error}; save it again") from error
         return found
 
@@ -300,7 +301,7 @@ def _check_steps(run_id: str, steps: Sequence[tuple[int, JournalKind, bytes]]) -
             msgspec.json.decode(payload, type=_TYPES[kind])
             if kind == "reply":
                 read_request_record(payload)
-        except (msgspec.DecodeError, UnicodeDecodeError, AtlasError) as error:
+        except (*_UNREADABLE, AtlasError) as error:
             raise ReplayError(f"step {number} ({kind}) of run {run_id!r} cannot be read: {error}") from error
     last = steps[-1][1] if steps else "none"
     if last != "ended":
