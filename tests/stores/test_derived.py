@@ -36,7 +36,7 @@ from atlas_agents.core.store import (
     ToolDay,
     UsageRow,
 )
-from atlas_agents.storage.sql import reads
+from atlas_agents.storage.sql import derived, reads
 from atlas_agents.storage.sql.derived import AUDIT_BLOCK, matches_entry
 from atlas_agents.storage.sql.reads import SqlReads
 from atlas_agents.storage.sql.tables import Query
@@ -382,6 +382,37 @@ async def test_late_usage_of_a_closed_day_is_counted(store: Store) -> None:
     await refresh(store)
     assert await sums(store) == {"a": 40}
     assert await sums(store, by="session") == {"s": 20, "t": 20}
+
+
+@pytest.mark.parametrize("changed_after", [None, 1, 2, 5, 9])
+async def test_day_with_many_sessions_is_summed_in_small_commits(
+    store: Store, changed_after: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other commits of the tenant wait meanwhile. A late change of the day starts it over."""
+    assert isinstance(store, SqlReads)
+    monkeypatch.setattr(derived, "_USAGE_SESSIONS", 4)
+    keys = [f"s{n:02}" for n in range(10)] + [f"@ann/s{n:02}" for n in range(6)] + ["@bob/s"]
+    await store.commit(TENANT, [used(day, key) for day in ("2026-01-01", "2026-01-02") for key in keys])
+    total, summed = 2 * len(keys), 0
+    for number in itertools.count(1):
+        (remaining,) = await store.commit(TENANT, [RefreshIndexes()])
+        ((rows,),) = await store.fetch(Query("SELECT count(*) FROM usage_session_days", {}))
+        assert rows - summed <= 4
+        summed = rows
+        if number == changed_after:
+            await store.commit(TENANT, [used("2026-01-01", "s03"), used("2026-01-01", "@bob/s", "b")])
+            total += 2
+        by_agent = {"a": 10 * (total - 1), "b": 10} if total % len(keys) else {"a": 10 * total}
+        assert await sums(store) == by_agent
+        assert sum((await sums(store, by="session")).values()) == 10 * total
+        assert await sums(store, owner="@ann/") == {"a": 120}
+        if not remaining:
+            break
+    assert await store.fetch(Query("SELECT count(*) FROM usage_closed WHERE complete", {})) == [(2,)]
+    assert await store.fetch(
+        Query("SELECT count(*) FROM derived_positions WHERE substr(name, 1, 5) = 'usage'", {})
+    ) == [(0,)]
+    assert await store.fetch(Query("SELECT sum(tokens) FROM usage_sessions", {})) == [(11 * total,)]
 
 
 async def test_sessions_are_listed_in_pages_without_gaps_while_others_change(store: Store) -> None:

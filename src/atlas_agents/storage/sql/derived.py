@@ -38,6 +38,9 @@ AUDIT_FIELDS = ("run_id", "user", "tool", "agent_id", "level")
 _AUDIT_BATCH = 8 * AUDIT_BLOCK
 _VALUE_BATCHES = (64, 16, 4, 1)
 _MAX_VALUE = 200
+USAGE = "usage"
+"""Begins the name of the position in a day: the number of sessions whose usage is summed."""
+_USAGE_SESSIONS = 500
 OPEN_DAYS_MS = 2 * 86_400_000
 """Days that may still change often are not summed."""
 _MAX_TIME = (1 << 63) - 1
@@ -292,19 +295,35 @@ def _insert(context: WriteContext, statement: Callable[[int], str], rows: Sequen
 
 
 def _sum_usage_day(context: WriteContext) -> Steps[int]:
-    """Sum the usage of the next day that is over, in two commits: one that announces it, one that sums.
+    """Sum the usage of the next day that is over: one commit announces it, and each further one sums some sessions.
 
-    A change of the day in between, even by another process, takes the announcement back.
+    A change of the day in between, even by another process, takes the announcement back, and all is summed again.
     """
     until = utc_day((context.now - OPEN_DAYS_MS) / 1000)
     found = yield context.bind(sql.NEXT_OPEN_DAY, since="", until=until)
     if not found:
         return 0
     ((day, is_announced),) = found
-    if not is_announced:
+    name = f"{USAGE} {day}"
+    rows = yield context.bind(sql.POSITION, name=name)
+    if not is_announced or not rows:
         yield context.bind(sql.START_CLOSING_DAY, day=day)
-    elif (yield context.bind(sql.CLOSE_DAY, day=day)):
         yield context.bind(sql.DROP_USAGE_DAY, day=day)
-        for statement in (sql.SUM_USAGE_DAY, sql.SUM_SESSION_DAY, sql.SUM_SESSIONS):
-            yield context.bind(statement, day=day)
+        yield context.bind(sql.SET_POSITION, name=name, position=0)
+    elif (yield context.bind(sql.CONTINUE_CLOSING_DAY, day=day)):
+        yield from _sum_usage_sessions(context, day, name, first_number(rows))
     return 1
+
+
+def _sum_usage_sessions(context: WriteContext, day: str, name: str, position: int) -> Steps[None]:
+    """Sum the usage of the sessions from a position on, and close the day after the last one."""
+    paged = {"limit": _USAGE_SESSIONS, "position": position}
+    ((first, last, count),) = yield context.bind(sql.NEXT_USAGE_SESSIONS, day=day, **paged)
+    if count:
+        for statement in (sql.ADD_TO_USAGE_DAY, sql.SUM_SESSION_DAY, sql.SUM_SESSIONS):
+            yield context.bind(statement, day=day, first=first, last=last)
+    if count < _USAGE_SESSIONS:
+        yield context.bind(sql.CLOSE_DAY, day=day)
+        yield context.bind(sql.DROP_POSITION, name=name)
+    else:
+        yield context.bind(sql.SET_POSITION, name=name, position=position + count)

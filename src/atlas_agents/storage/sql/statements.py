@@ -614,6 +614,7 @@ POSITION = "SELECT position FROM derived_positions WHERE tenant = :tenant AND na
 SET_POSITION = """
 INSERT INTO derived_positions (tenant, name, position) VALUES (:tenant, :name, :position)
 ON CONFLICT (tenant, name) DO UPDATE SET position = excluded.position"""
+DROP_POSITION = "DELETE FROM derived_positions WHERE tenant = :tenant AND name = :name"
 NEXT_SESSION_TENANT = "SELECT tenant FROM sessions WHERE tenant > :after ORDER BY tenant LIMIT 1"
 NEWEST_SESSION = "SELECT coalesce(max(updated_at), 0) FROM sessions WHERE tenant = :tenant"
 UNINDEXED_SESSIONS = """
@@ -671,14 +672,22 @@ SELECT day, (SELECT count(*) FROM usage_closed c WHERE c.tenant = :tenant AND c.
 LIMIT 1"""
 START_CLOSING_DAY = """
 INSERT INTO usage_closed (tenant, day, complete) VALUES (:tenant, :day, FALSE) ON CONFLICT (tenant, day) DO NOTHING"""
+CONTINUE_CLOSING_DAY = "UPDATE usage_closed SET complete = FALSE WHERE tenant = :tenant AND day = :day RETURNING day"
 CLOSE_DAY = "UPDATE usage_closed SET complete = TRUE WHERE tenant = :tenant AND day = :day RETURNING day"
 DROP_USAGE_DAY = "DELETE FROM usage_days WHERE tenant = :tenant AND day = :day"
 _USAGE_AMOUNTS = tuple(name for name in t.USAGE.names if name not in t.USAGE_KEY)
 _ADDED_AMOUNTS = ", ".join(f"CAST(sum({name}) AS BIGINT)" for name in _USAGE_AMOUNTS)
-SUM_USAGE_DAY = f"""
+NEXT_USAGE_SESSIONS = """
+SELECT min(session), max(session), count(*) FROM (
+    SELECT DISTINCT session FROM usage_sums WHERE tenant = :tenant AND day = :day
+    ORDER BY session LIMIT :limit OFFSET :position) found"""
+_OF_SESSIONS = "tenant = :tenant AND day = :day AND session >= :first AND session <= :last"
+ADD_TO_USAGE_DAY = f"""
 INSERT INTO usage_days (tenant, day, owner, agent_id, model, {", ".join(_USAGE_AMOUNTS)})
 SELECT CAST(:tenant AS TEXT), day, owner, agent_id, model, {_ADDED_AMOUNTS} FROM usage_sums
-WHERE tenant = :tenant AND day = :day GROUP BY day, owner, agent_id, model"""
+WHERE {_OF_SESSIONS} GROUP BY day, owner, agent_id, model
+ON CONFLICT (tenant, day, owner, agent_id, model) DO UPDATE SET
+    {", ".join(f"{name} = usage_days.{name} + excluded.{name}" for name in _USAGE_AMOUNTS)}"""
 
 
 @cache
@@ -697,15 +706,15 @@ SELECT {groups}, {_ADDED_AMOUNTS} FROM (
 GROUP BY {groups} ORDER BY {groups} LIMIT :limit"""
 
 
-SUM_SESSION_DAY = """
+SUM_SESSION_DAY = f"""
 INSERT INTO usage_session_days (tenant, session, day, tokens)
 SELECT CAST(:tenant AS TEXT), session, day, sum(input_tokens + output_tokens) FROM usage_sums
-WHERE tenant = :tenant AND day = :day GROUP BY session, day
+WHERE {_OF_SESSIONS} GROUP BY session, day
 ON CONFLICT (tenant, session, day) DO UPDATE SET tokens = excluded.tokens"""
-SUM_SESSIONS = """
+SUM_SESSIONS = f"""
 INSERT INTO usage_sessions (tenant, session, first_day, last_day, tokens)
 SELECT CAST(:tenant AS TEXT), session, min(day), max(day), sum(tokens) FROM usage_session_days
-WHERE tenant = :tenant AND session IN (SELECT session FROM usage_sums WHERE tenant = :tenant AND day = :day)
+WHERE tenant = :tenant AND session IN (SELECT session FROM usage_sums WHERE {_OF_SESSIONS})
 GROUP BY session
 ON CONFLICT (tenant, session) DO UPDATE SET first_day = excluded.first_day, last_day = excluded.last_day,
     tokens = excluded.tokens"""
