@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from atlas_agents import MemoryAudit, ToolContext, tool
+from atlas_agents.core.paths import Secret
 from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
 from atlas_agents.tools import secret_rules
 from atlas_agents.tools.redact import REDACTED, Redactor, find_secrets, is_secret_name
@@ -405,6 +406,22 @@ def test_lines_of_a_private_key_in_a_list_are_redacted() -> None:
     redactor = Redactor(environment={})
     assert redactor.value(["first", *lines, "last"]) == ["first", *[REDACTED] * 3, "last"]
     assert redactor.value(["first", "\n".join(lines), "last"]) == ["first", REDACTED, "last"]
+
+
+async def test_atlas_that_shares_secrets_redacts_what_the_other_learns_later() -> None:
+    @tool(effect="pure")
+    async def show() -> str:
+        """Show."""
+        return "It is tiger-Wq7-lake-93."
+
+    audit = MemoryAudit()
+    async with in_memory_atlas(Scripted(calls("show"), says("ok")), [show], audit=audit) as atlas:
+        other = in_memory_atlas(Scripted())
+        atlas.share_secrets(other)
+        other.keep_secret(Secret("tiger-Wq7-lake-93"))
+        await atlas.ask("go")
+    (record,) = await audit.records()
+    assert record.entry.meta["result"] == f"It is {REDACTED}."
 
 
 # Base64 and streams

@@ -265,6 +265,10 @@ class Atlas:
         """Internal: count the turns of this Atlas against the budgets of another one."""
         self._governance.budgets = other._governance.budgets
 
+    def share_secrets(self, other: "Atlas") -> None:
+        """Internal: redact the secrets of another Atlas, also those that it learns later."""
+        self._governance.redactor.share(other._governance.redactor)
+
     @contextmanager
     def limited_by(
         self, budget: Budget | None, note: Callable[[BudgetExceeded], object]

@@ -192,7 +192,7 @@ class WorkspaceEditor:
             registry=atlas.registry,
             history=settings.history,
         )
-        self._drafts.keep_secret(*settings.secrets)
+        self._drafts.share_secrets(atlas)
         self._drafts.share_budgets(atlas)
 
     @property

@@ -415,6 +415,7 @@ class Evaluator:
         agent = Agent(_GRADER, model=self.suite.grader or None, system_prompt=_GRADER_PROMPT, temperature=0)
         grader = Atlas([agent], registry=self._registry)
         grader.share_budgets(atlas)
+        grader.share_secrets(atlas)
         return grader
 
     def _note_exceeded(self, error: BudgetExceeded) -> None:

@@ -245,6 +245,10 @@ class Redactor:
             self._longest = len(self._known[0])
             self._pattern = re.compile("|".join(re.escape(secret) for secret in self._known))
 
+    def share(self, other: "Redactor") -> None:
+        """Know the same values as another redactor, also those that it learns later."""
+        self.__dict__ = other.__dict__
+
     def text(self, text: str, also: Iterable[str] = ()) -> str:
         """Return a text without secrets and without the values in `also`, in any encoding.
 
