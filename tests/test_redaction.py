@@ -576,6 +576,25 @@ def test_a_megabyte_is_searched_in_time(text: str) -> None:
     assert time.process_time() - begun < 10
 
 
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"password": "tiger-Wq7-lake-93\n" * 50_000},
+        {"password": "".join([f"tiger-Wq7-lake-{n}\n" for n in range(50_000)])},
+        {"text": "".join([f"password=tiger-Wq7-lake-{n}\n" for n in range(30_000)])},
+        {f"password_{n}": f"tiger-Wq7-lake-{n}" for n in range(30_000)},
+        {"lines": ["-----BEGIN PRIVATE KEY-----" * 18_000 + "-----END" + "x" * 500_000, "next"]},
+    ],
+    ids=["same lines", "lines", "assignments", "fields", "keys"],
+)
+def test_secrets_of_large_data_are_found_and_removed_in_time(data: dict[str, Any]) -> None:
+    redactor = Redactor(environment={})
+    begun = time.process_time()
+    redactor.value(data)
+    redactor.head("some result", 20_000, find_secrets(data))
+    assert time.process_time() - begun < 5
+
+
 def test_redacting_the_data_of_a_call_takes_less_than_a_millisecond() -> None:
     redactor = Redactor([f"{n}-{MIXED[:30]}" for n in range(5)], environment={})
     arguments = {"path": "src/app.py", "query": "SELECT name FROM shop WHERE id = 7", "options": {"deep": True}}

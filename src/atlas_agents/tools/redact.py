@@ -29,7 +29,10 @@ _MAX_DEPTH = 64
 _MAX_TRACE = 100_000
 _MIN_BASE64 = 24
 _MAX_ENCODED = 16_000
-_MAX_REPEATED = 100
+_MAX_LINES = 500
+"""Longer than the file of any key."""
+_MAX_SEARCHED = 200
+"""How many secrets of one text are searched for elsewhere, and how many of one call in other encodings."""
 _MIN_HELD, _MAX_HELD, _TAIL = 4, 8_192, 64
 """How much of a stream is held back because it may be the start of a secret, and how much is remembered."""
 _NOT_SECRET = frozenset(("PWD", "OLDPWD", "SSH_AUTH_SOCK", "XAUTHORITY", "KRB5CCNAME", "pwd"))
@@ -38,7 +41,6 @@ _PLAIN_SETTING = re.compile(r"[A-Za-z]+(?:[ _-][A-Za-z]+)*|[\d.,:]+|\w+://[^@?\s
 """Words, numbers and addresses: values of settings such as `AUTH_MODE`, `MAX_TOKENS` or `COOKIE_DOMAIN`."""
 _BOT_ID = re.compile(r"\d{6}:")
 _UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
-_OPEN_KEY = re.compile(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----(?!.*-----END)", re.DOTALL)
 _BASE64 = re.compile(rf"[A-Za-z0-9+/_-]{{{_MIN_BASE64},}}={{0,2}}")
 _PLACEHOLDER = re.compile(
     r"\$(?:[A-Z_][A-Z0-9_]*|[{(].*)|<[\w .-]*>|\{.*\}|%\w+%|[.…*xX]{2,}|\[REDACTED\]"
@@ -213,7 +215,7 @@ def _may_be_token(word: str) -> bool:
 
 def _redact_base64(text: str, words: list[str]) -> str:
     """Remove base64 text that contains a secret."""
-    if not any(_encodes_secret(run) for word in words if len(word) >= _MIN_BASE64 for run in _BASE64.findall(word)):
+    if max(map(len, words)) < _MIN_BASE64:
         return text
     return _BASE64.sub(lambda match: REDACTED if _encodes_secret(match[0]) else match[0], text)
 
@@ -256,7 +258,7 @@ class Redactor:
         """
         removed: list[str] = []
         text = _redact_formats(_remove_each(self._remove_known(text), also), removed=removed)
-        for secret in islice(dict.fromkeys(_split_logins(removed)), _MAX_REPEATED) if removed else ():
+        for secret in islice(dict.fromkeys(_split_logins(removed)), _MAX_SEARCHED) if removed else ():
             if is_distinctive(secret):
                 text = text.replace(secret, REDACTED)
         return text
@@ -388,7 +390,7 @@ class _RedactedCopy:
                 option, in_key = "", not (isinstance(item, str) and "-----END" in item)
                 continue
             copied.append(self._argument(items[0], option, item) if option else self.copy(item, levels))
-            in_key = isinstance(item, str) and _OPEN_KEY.search(item) is not None
+            in_key = isinstance(item, str) and _opens_key(item)
             option = item if isinstance(item, str) and item.startswith("-") and isinstance(items[0], str) else ""
         return copied
 
@@ -433,6 +435,12 @@ class _RedactedCopy:
                 found = clean(json.dumps(redacted, ensure_ascii=False))
         self._budget -= len(found)
         return found
+
+
+def _opens_key(text: str) -> bool:
+    """Return whether a private key begins in a text, and does not end in it."""
+    begun = text.rfind("-----BEGIN")
+    return begun >= 0 and "PRIVATE KEY" in text[begun : begun + 80] and "-----END" not in text[begun:]
 
 
 def _is_too_short(text: str) -> bool:
@@ -486,7 +494,7 @@ def _find_in_text(text: str, levels: int) -> list[str]:
         return []
     removed: list[str] = []
     _redact_formats(text, removed=removed)
-    found = _split_logins(removed)
+    found = _split_logins(list(dict.fromkeys(removed))[:_MAX_SEARCHED])
     return found + find_secrets(_read_json(text), levels=levels - 1) if levels else found
 
 
@@ -542,7 +550,7 @@ def _parts(secret: str) -> Iterable[str]:
     if (header := _AUTHORIZATION.fullmatch(secret)) is not None:
         yield header["value"]
         yield _decode_base64(header["value"]).partition(":")[2]
-    if "\n" in secret:
+    if 0 < secret.count("\n") <= _MAX_LINES:
         yield from (line.strip() for line in secret.splitlines() if len(line) >= 16 and "-----" not in line)
 
 
@@ -578,7 +586,8 @@ def _find_cached_forms(secret: str) -> frozenset[str]:
 
 def _remove_each(text: str, secrets: Iterable[str]) -> str:
     """Remove these values in every encoding, the longest first; one that is too common as it is written."""
-    found = {form for secret in secrets for form in (secret, *_find_forms(secret))}
+    distinct = list(dict.fromkeys(secrets))
+    found = {*distinct, *[form for secret in distinct[:_MAX_SEARCHED] for form in _find_forms(secret)]}
     for form in sorted(found, key=len, reverse=True):
         text = text.replace(form, REDACTED)
     return text
