@@ -250,7 +250,8 @@ async def _request_reply(run: Run) -> Message:
             break
         try:
             reply = await _stream_reply(run, request)
-            run.sent_request = _describe_sent(run, request)
+            if run.journal is not None:
+                run.sent_request = _describe_sent(run, request)
             return reply
         except ProviderError as error:
             if error.kind != "context_length":

@@ -454,7 +454,7 @@ class ConversationIndex:
     Messages that were read are compared with those in the conversation by identity, which takes no time.
     """
 
-    __slots__ = ("_expected_ids", "_paired", "_seen", "_summed", "_tokens", "call_ids", "untrusted")
+    __slots__ = ("_expected_ids", "_marked", "_paired", "_seen", "_summed", "_tokens", "_untrusted", "call_ids")
 
     def __init__(self) -> None:
         self._seen: list[Message] = []
@@ -463,28 +463,26 @@ class ConversationIndex:
     def _reset(self) -> None:
         self._seen.clear()
         self._expected_ids: Ids = ()
-        self._summed = self._tokens = 0
+        self._summed = self._marked = self._tokens = 0
         self.call_ids: set[str] = set()
         """Ids of all tool calls."""
-        self.untrusted: dict[str, None] = {}
-        """Sources of untrusted content, oldest first."""
+        self._untrusted: dict[str, None] = {}
         self._paired = True
 
     def update(self, messages: list[Message]) -> None:
         seen = self._seen
         if messages[: len(seen)] != seen:
             self._reset()
-        paired = self._paired
-        for message in messages[len(seen) :]:
+        new, paired, expected_ids = messages[len(seen) :], self._paired, self._expected_ids
+        for message in new:
             call_ids, answered_ids = message.pairing
-            paired = paired and answered_ids == self._expected_ids
-            self._expected_ids = call_ids
-            if message.tool_calls:
+            if answered_ids != expected_ids:
+                paired = False
+            if call_ids:
                 self.call_ids.update([call.id for call in message.tool_calls])
-            if sources := message.untrusted:
-                self.untrusted.update(dict.fromkeys(sources))
-            seen.append(message)
-        self._paired = paired
+            expected_ids = call_ids
+        seen += new
+        self._paired, self._expected_ids = paired, expected_ids
 
     @property
     def is_paired(self) -> bool:
@@ -497,6 +495,17 @@ class ConversationIndex:
         self._tokens += sum([approximate_tokens(message) for message in self._seen[self._summed :]])
         self._summed = len(self._seen)
         return self._tokens
+
+    @property
+    def untrusted(self) -> Iterable[str]:
+        """Sources of untrusted content, oldest first."""
+        for message in self._seen[self._marked :]:
+            self._untrusted.update(dict.fromkeys(message.untrusted))
+        self._marked = len(self._seen)
+        return self._untrusted
+
+
+_MESSAGE = frozenset((Message,))
 
 
 class _StoredConversation(msgspec.Struct):
@@ -521,9 +530,10 @@ class Conversation:
     ) -> None:
         self.id = id or new_id()
         self.messages = list(messages)
-        for each in self.messages:
-            if not isinstance(cast(object, each), Message):
-                raise ConfigError(f"invalid message {each!r} in a Conversation: use user({each!r}) or another Message")
+        if not _MESSAGE.issuperset(map(type, self.messages)):
+            for each in self.messages:
+                if not isinstance(cast(object, each), Message):
+                    raise ConfigError(f"invalid message {each!r} in a Conversation: use user({each!r}) or a Message")
         self.metadata: dict[str, Any] = dict(metadata or {})
 
     def __len__(self) -> int:
