@@ -403,7 +403,7 @@ class Agent:
             session,
             options=options,
             user=user,
-            sink=stream.push if stream else None,
+            log=stream.log if stream else None,
             id=stream.stream_id if stream else None,
         )
 

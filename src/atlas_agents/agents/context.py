@@ -1,6 +1,7 @@
 """Context: metadata, rules, tools and messages, inherited from parent contexts; and `Rule`, a line of the prompt."""
 
 import asyncio
+import weakref
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeAlias
 
@@ -361,7 +362,7 @@ class TurnContext(Context, Generic[Deps]):
     """
 
     __slots__ = ("_base", "_run", "agent_id", "conversation", "deps", "run_id", "user")
-    _run: Any
+    _run: "weakref.ref[Any]"
 
     def __init__(
         self,
@@ -387,8 +388,8 @@ class TurnContext(Context, Generic[Deps]):
         self.deps: Deps = deps
 
     def bind(self, run: Any) -> "TurnContext[Deps]":
-        """Set the run that `ask_model` belongs to, and return the context."""
-        self._run = run
+        """Set the run that `ask_model` belongs to, without keeping it in memory, and return the context."""
+        self._run = weakref.ref(run)
         return self
 
     def switch_agent(self, base: Context, agent_id: str) -> "TurnContext[Deps]":
@@ -404,14 +405,18 @@ class TurnContext(Context, Generic[Deps]):
             run_id=self.run_id,
             deps=self.deps,
         )
-        return switched.bind(self._run)
+        switched._run = self._run
+        return switched
 
     async def ask_model(self, prompt: str, *, model: Any, system: str = "") -> str:
         """Have a model, such as `openai/gpt-5-nano`, answer a question of its own, without the conversation.
 
         What it uses counts as usage of the turn.
         """
-        return await self._run.ask_model(prompt, model, system)
+        run = self._run()
+        if run is None:
+            raise ConfigError("ask_model counts for a turn, and this one has ended: await it within the turn")
+        return await run.ask_model(prompt, model, system)
 
     @property
     def session(self) -> str:

@@ -78,8 +78,20 @@ async def run_rounds(run: Run) -> Message:
 
 async def run_turn(run: Run, message: Message | None, execute: TurnFunction = run_rounds) -> Message:
     """Run a turn from the user message to the answer, and emit how it ended, whatever happens."""
-    with run.traced():
-        return await _run_turn(run, message, execute)
+    status = "failed"
+    with run.trace:
+        try:
+            reply = await _run_turn(run, message, execute)
+            status = "done"
+        except (DuplicateRun, Steered):
+            status = ""
+            raise
+        except asyncio.CancelledError:
+            status = "cancelled"
+            raise
+        finally:
+            run.record_end(status)
+    return reply
 
 
 async def _run_turn(run: Run, message: Message | None, execute: TurnFunction) -> Message:
@@ -440,8 +452,9 @@ async def _stream(run: Run, request: base.Request) -> Message:
             _capture_request(run, request, call)
         done, filtered_by = await _receive(run, request, call)
         usage = done.usage if done.usage.input_tokens else _estimate_usage(done.usage, request)
-        run.reply_usage = usage = run.meter.add(done.model or run.provider.id, usage, run.provider.id)
-        metadata = _reply_metadata(done, usage, run)
+        provider = run.provider.id
+        run.reply_usage = usage = run.meter.add(done.model or provider, usage, provider)
+        metadata = _reply_metadata(done, usage, provider, run)
         if filtered_by:
             metadata["hooks"] = [*dict.fromkeys(filtered_by)]
         reply = Message("assistant", run.finish_draft(), metadata=metadata)
@@ -543,10 +556,10 @@ def _estimate_usage(usage: events.Usage, request: base.Request) -> events.Usage:
     return events.Usage(tokens, usage.output_tokens, usage.cached_tokens, estimated=True)
 
 
-def _reply_metadata(done: base.DoneChunk, usage: events.Usage, run: Run) -> dict[str, object]:
+def _reply_metadata(done: base.DoneChunk, usage: events.Usage, provider: str, run: Run) -> dict[str, object]:
     metadata: dict[str, object] = {
         "stop_reason": done.stop_reason,
-        "provider": run.provider.id,
+        "provider": provider,
         "speaker": run.settings.id,
         **usage.to_metadata(),
     }

@@ -5,8 +5,8 @@ import hashlib
 import logging
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, cast
 
 import msgspec
@@ -509,25 +509,12 @@ class Run:
         self._unreadable_rounds = self._demands = 0
         self._accepted, self._started = _accepted_at(scope), 0.0
 
-    @contextmanager
-    def traced(self) -> Generator[None]:
-        """Record the turn as a span and a measurement, unless another process continues it."""
-        status = "failed"
-        with self.trace as trace:
-            try:
-                yield
-                status = "done"
-            except (DuplicateRun, Steered):
-                status = ""
-                raise
-            except asyncio.CancelledError:
-                status = "cancelled"
-                raise
-            finally:
-                if not status or self.detached:
-                    trace.discard()
-                else:
-                    self._measure(status)
+    def record_end(self, status: str) -> None:
+        """Record the turn as a measurement; without a status there is no turn, and another process may continue it."""
+        if not status or self.detached:
+            self.trace.discard()
+        else:
+            self._measure(status)
 
     def _measure(self, status: str) -> None:
         """Record how the turn ended, how long it took and how long it waited before."""

@@ -272,7 +272,7 @@ class TurnRunner:
             self._conversations.get(session) if isinstance(session, str) else session,
             options=options,
             user=user,
-            sink=stream.push if stream else None,
+            log=stream.log if stream else None,
             id=stream.stream_id if stream else None,
             durable=isinstance(session, str),
             row=row,
@@ -289,14 +289,17 @@ class TurnRunner:
             stream.interrupt([other for other in self._live.values() if other.session == run.conversation.id])
         self._tasks.adopt(task)
         streams[run.id] = stream
-        task.add_done_callback(lambda _: streams.pop(run.id, None))
-        stream.on_end(partial(self._resume_unrecorded, run))
+        task.add_done_callback(partial(self._on_ended, streams, run, stream))
         return stream
 
-    def _resume_unrecorded(self, run: Run, failure: BaseException | None) -> None:
-        """Resume a turn whose end could not be recorded: no other process would, and its session would be stuck."""
+    def _on_ended(self, streams: dict[str, AtlasStream], run: Run, stream: AtlasStream, _: object) -> None:
+        """Forget a turn that has ended, or resume it if its end could not be recorded.
+
+        No other process would resume it, and its session would be stuck.
+        """
+        streams.pop(run.id, None)
         if run.detached and not run.fenced and not self._stopping and not self._dispatcher.is_remote:
-            self._unrecorded.spawn(self._resume_later(run.id, cancel=isinstance(failure, Cancelled)))
+            self._unrecorded.spawn(self._resume_later(run.id, cancel=isinstance(stream.failure, Cancelled)))
 
     async def _resume_later(self, run_id: str, *, cancel: bool) -> None:
         """Resume a turn as soon as the store is available; one that was cancelled ends there."""

@@ -16,6 +16,7 @@ from atlas_agents.agents.options import DEFAULT_OPTIONS, WHEN_BUSY, AgentSetting
 from atlas_agents.agents.output import Output
 from atlas_agents.agents.plan import MAKE_PLAN, plan_tool, run_plan
 from atlas_agents.agents.run import HAND_OFF, Run, SessionLock, UsageMeter, decode_options, session_lock
+from atlas_agents.agents.stream import EventLog
 from atlas_agents.core.aio import SYSTEM_CLOCK, Clock
 from atlas_agents.core.approvals import Answer, Question
 from atlas_agents.core.budgets import (
@@ -204,7 +205,7 @@ class AgentRuntime:
         user: str = "",
         lock: SessionLock | None = None,
         inherited_messages: Sequence[Message] | None = None,
-        sink: Callable[[Event], None] | None = None,
+        log: EventLog | None = None,
         id: str | None = None,
         durable: bool = False,
         row: RunRow | None = None,
@@ -233,7 +234,7 @@ class AgentRuntime:
             deps=options.deps,
         )
         settings = self._settings_of(agent, options)
-        emit, meter = self._emitter(sink), UsageMeter(self.prices)
+        emit, meter = self._emitter(log), UsageMeter(self.prices)
         actor = Actor(settings.id, settings.role, user, self.tenant)
         others = options.team.hands_to or settings.hands_off_to
         tools, search = (
@@ -536,16 +537,11 @@ class AgentRuntime:
             if close is not None:
                 await close()
 
-    def _emitter(self, sink: Callable[[Event], None] | None) -> Callable[[Event], None]:
-        publish = self.subscribers.publish
-        if sink is None:
-            return publish
-
-        def emit(event: Event) -> None:
-            sink(event)
-            publish(event)
-
-        return emit
+    def _emitter(self, log: EventLog | None) -> Callable[[Event], None]:
+        if log is None:
+            return self.subscribers.publish
+        log.publish = self.subscribers.publish
+        return log.emit
 
     def _failover_for(self, agent: Any, settings: AgentSettings, model: Model = "") -> Failover:
         """Return the models of an agent, or the single model that replaces them for one turn."""

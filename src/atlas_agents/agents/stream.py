@@ -25,6 +25,49 @@ T = TypeVar("T")
 Owner = TypeVar("Owner", bound=Closable)
 
 
+class EventLog:
+    """The events of a turn so far, and who waits for more.
+
+    The turn writes to it without a reference to its stream, which refers to the turn: both are freed at once when
+    nothing uses the stream any more, without the garbage collector.
+    """
+
+    __slots__ = ("events", "followers", "publish", "waiters")
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.waiters: list[asyncio.Future[None]] = []
+        self.followers: tuple[Callable[[Event], None], ...] = ()
+        self.publish: Callable[[Event], None] = _ignore
+
+    def push(self, event: Event) -> None:
+        """Add an event and wake the consumers."""
+        self.events.append(event)
+        for follower in self.followers:
+            follower(event)
+        if self.waiters:
+            self.wake()
+
+    def emit(self, event: Event) -> None:
+        """Add an event of a turn in this process, which `publish` gets as well. It is called for each delta."""
+        self.events.append(event)
+        for follower in self.followers:
+            follower(event)
+        if self.waiters:
+            self.wake()
+        self.publish(event)
+
+    def wake(self, _: object = None) -> None:
+        for waiter in self.waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        self.waiters.clear()
+
+
+def _ignore(event: Event) -> None:
+    pass
+
+
 class AtlasStream:
     """A turn that runs whether or not it is iterated; every iteration yields all events from the first one.
 
@@ -34,8 +77,8 @@ class AtlasStream:
     def __init__(self, stream_id: str) -> None:
         self.stream_id = stream_id
         """Id of the turn."""
-        self._events: list[Event] = []
-        self._waiters: list[asyncio.Future[None]] = []
+        self.log = EventLog()
+        """Internal: the events of the turn."""
         self._ended = False
         self._reply: Message | None = None
         self._failure: BaseException | None = None
@@ -44,13 +87,12 @@ class AtlasStream:
         self._accepted: asyncio.Future[Accepted] | None = None
         self._mirrored: AtlasStream | None = None
         self._cancels_mirrored = True
-        self._followers: list[Callable[[Event], None]] = []
 
     def start(self, run: Run, turn: Coroutine[Any, Any, Message]) -> "asyncio.Task[None]":
         """Internal: start the turn in a task; its events arrive through `push`."""
         self._run = run
         self._accepted = run.accepted = asyncio.get_running_loop().create_future()
-        self._accepted.add_done_callback(lambda _: self._wake())
+        self._accepted.add_done_callback(self.log.wake)
         if run.resumed:
             self._accepted.set_result(Accepted(run.id, "in_flight"))
         self._task = asyncio.create_task(self._follow_turn(turn))
@@ -65,25 +107,24 @@ class AtlasStream:
 
     def push(self, event: Event) -> None:
         """Internal: add an event and wake the consumers."""
-        self._events.append(event)
-        for follower in self._followers:
-            follower(event)
-        if self._waiters:
-            self._wake()
+        self.log.push(event)
 
     def follow(self, follower: Callable[[Event], None]) -> None:
         """Call a plain function with every event, starting with past ones, without a task of its own.
 
         The function must neither raise nor block.
         """
-        for event in self._events:
+        for event in self.log.events:
             follower(event)
-        self._followers.append(follower)
+        self.log.followers = (*self.log.followers, follower)
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Internal: what the turn raised here, also if it emitted no event about that."""
+        return self._failure
 
     def on_end(self, callback: Callable[[BaseException | None], object]) -> None:
-        """Internal: call a function when the turn has ended here, with what it raised, also if it emitted no event
-        about that.
-        """
+        """Internal: call a function with `failure` when the turn has ended here."""
         if self._task is not None:
             self._task.add_done_callback(lambda _: callback(self._failure))
 
@@ -133,12 +174,12 @@ class AtlasStream:
     @property
     def text(self) -> str:
         """All text of the turn so far, in order; also after it was cancelled."""
-        return (self._run.text if self._run else "") or _join_text(self._events)
+        return (self._run.text if self._run else "") or _join_text(self.log.events)
 
     @property
     def usage(self) -> Usage:
         """Tokens and cost of the turn so far, including those of agents that it used as tools."""
-        ended = next((event for event in self._events[-2:] if isinstance(event, StreamEnd)), None)
+        ended = next((event for event in self.log.events[-2:] if isinstance(event, StreamEnd)), None)
         return ended.usage if ended else self._run.usage if self._run else Usage()
 
     @property
@@ -188,7 +229,7 @@ class AtlasStream:
         if self._mirrored is not None and self._cancels_mirrored:
             self._mirrored.cancel()
             return
-        over = self._ended or any(event.type == "stream:end" for event in self._events[-2:])
+        over = self._ended or any(event.type == "stream:end" for event in self.log.events[-2:])
         if self._task is not None and not over:
             asyncio.get_running_loop().call_soon(self._task.cancel)
 
@@ -229,7 +270,7 @@ class AtlasStream:
         return cast(Message, self._reply)
 
     async def __aiter__(self) -> AsyncGenerator[Event, None]:
-        index, events = 0, self._events
+        index, events = 0, self.log.events
         while True:
             while index < len(events):
                 yield events[index]
@@ -247,19 +288,13 @@ class AtlasStream:
             self._failure = failure
         finally:
             self._ended = True
-            self._wake()
+            self.log.wake()
 
     async def _wait(self) -> None:
         """Wait for a change. Each waiter has its own future, so that a cancelled one does not affect the others."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
+        self.log.waiters.append(waiter)
         await waiter
-
-    def _wake(self) -> None:
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(None)
-        self._waiters.clear()
 
 
 def events_since(message_id: str, push: Callable[[Event], None]) -> Callable[[Event], None]:

@@ -280,6 +280,7 @@ class Span:
 
 
 NO_SPAN = Span()
+_NO_USAGE = Usage()
 _current: ContextVar[Span] = ContextVar("atlas_span", default=NO_SPAN)
 
 
@@ -661,7 +662,8 @@ class TurnTrace:
         self._attributes = attributes
         self._pending: float | None = None
         self._token: Any = None
-        self._secrets: set[str] = set()
+        self._secrets: set[str] | None = None
+        """Secrets in arguments of the turn; None before content is captured."""
         self.span = self.round = NO_SPAN
         self.number = 0
         """Number of model replies so far."""
@@ -683,10 +685,11 @@ class TurnTrace:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if self.span is not NO_SPAN:
-            self.span.deactivate(self._token)
-        elif self._token is not None:
-            _current.reset(self._token)
+        if self.span is NO_SPAN:
+            if self._token is not None:
+                _current.reset(self._token)
+            return
+        self.span.deactivate(self._token)
         if error is not None:
             self.span.fail(error_kind(error))
         self.round.end()
@@ -744,7 +747,9 @@ class TurnTrace:
 
         `data` are the arguments and results of the tool calls that the content has or belongs to.
         """
-        self.telemetry.capture(span, name, content, data, self._secrets)
+        if span.recording:
+            self._secrets = set() if self._secrets is None else self._secrets
+            self.telemetry.capture(span, name, content, data, self._secrets)
 
     def capture_messages(self, span: Span, name: str, messages: Sequence[Message]) -> None:
         """Set an attribute to messages, if content is captured."""
@@ -770,12 +775,15 @@ class ModelCallTrace:
     def __init__(self, trace: TurnTrace, model: NamedModel, agent: str) -> None:
         self._trace, self._model, self._agent = trace, model, agent
         self._began = trace.telemetry.clock.monotonic()
-        self._usage, self._asked = Usage(), model.id
+        self._usage = _NO_USAGE
         self.first: float | None = None
         """Seconds until the first chunk; None if nothing has arrived."""
         self.seconds = 0.0
         """Seconds until the reply was complete."""
-        self.span = trace.start(f"chat {model.id}", self._request(), kind="CLIENT") if trace.span.recording else NO_SPAN
+        self.span, self._asked = NO_SPAN, ""
+        if trace.span.recording:
+            self._asked = model.id
+            self.span = trace.start(f"chat {self._asked}", self._request(), kind="CLIENT")
 
     def _request(self) -> Attributes:
         provider, _, name = self._model.id.partition("/")
@@ -823,11 +831,13 @@ class ModelCallTrace:
         return self._trace.telemetry.clock.monotonic() - self._began
 
     def __enter__(self) -> "ModelCallTrace":
-        self.span.__enter__()
+        if self.span is not NO_SPAN:
+            self.span.__enter__()
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self.span.__exit__(kind, error, trace)
+        if self.span is not NO_SPAN:
+            self.span.__exit__(kind, error, trace)
         telemetry = self._trace.telemetry
         if telemetry.recorders:
             failed = error_kind(error) if error is not None else ""

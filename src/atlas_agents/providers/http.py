@@ -11,7 +11,6 @@ import os
 import re
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
 from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar, cast
 from urllib.parse import quote, urlsplit
 
@@ -242,8 +241,20 @@ class HttpResponse:
         self.status: int = response.status
         self.headers: Mapping[str, str] = response.headers
         self.watch = watch
+        self.event_count = 0
+        """Number of significant events in what was read, when the idle timeout was last restarted."""
+        self.rest = b""
+        """What was read, but not returned by `read_slice` yet."""
         self._response = response
         self._network_errors = network_errors
+
+    async def read_slice(self) -> bytes:
+        """Read the next bytes, as many as are decoded at once; in a burst of more, other tasks run in between."""
+        if self.rest:
+            await asyncio.sleep(0)
+        piece = self.rest or await self.read()
+        self.rest = piece[_SLICE:]
+        return piece[:_SLICE]
 
     async def read(self) -> bytes:
         """Read the next bytes; empty at the end."""
@@ -266,6 +277,13 @@ class HttpResponse:
     def ended(self) -> bool:
         return self._response.content.at_eof()
 
+    def release(self) -> None:
+        """Return the connection to the pool, or close it if the body was not read to its end."""
+        if self.ended:
+            self._response.release()
+        else:
+            self._response.close()
+
 
 class HttpClient:
     """HTTP client with keep-alive and one connection pool per event loop.
@@ -284,29 +302,9 @@ class HttpClient:
         self._pools: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _SessionPool] = weakref.WeakKeyDictionary()
         self._addresses: dict[str, tuple[Any, str | None]] = {}
 
-    @asynccontextmanager
-    async def request(
-        self, method: str, url: str, headers: Mapping[str, str], body: bytes
-    ) -> AsyncGenerator[HttpResponse]:
-        """Send a request and yield the response; leaving the block early closes the connection."""
-        pool = await self._pool()
-        address, proxy = self._address(url)
-        watch = IdleWatchdog(self._clock, self._timeouts)
-        pool.busy += 1
-        response: Any = None
-        try:
-            response = await watch.guard(self._send(pool.session, method, address, headers, body, proxy))
-            yield HttpResponse(response, watch, self._network_errors)
-        finally:
-            watch.stop()
-            pool.busy -= 1
-            if response is not None:
-                if response.content.at_eof():
-                    response.release()
-                else:
-                    response.close()
-            if pool.closing and not pool.busy:
-                await pool.closer.aclose()
+    def request(self, method: str, url: str, headers: Mapping[str, str], body: bytes) -> "HttpRequest":
+        """Return a request, which is sent when its block is entered; leaving it early closes the connection."""
+        return HttpRequest(self, method, url, headers, body)
 
     async def close(self) -> None:
         """Close this loop's connections once none is in use; the client can be used again."""
@@ -316,6 +314,24 @@ class HttpClient:
         pool.closing = True
         if not pool.busy:
             await pool.closer.aclose()
+
+    async def open(
+        self, watch: IdleWatchdog, method: str, url: str, headers: Mapping[str, str], body: bytes
+    ) -> "tuple[HttpResponse, _SessionPool]":
+        """Send a request within its timeouts; return the response, and the pool that counts it until `release`."""
+        pool = await self._pool()
+        address, proxy = self._address(url)
+        pool.busy += 1
+        try:
+            response = await watch.guard(self._send(pool.session, method, address, headers, body, proxy))
+        except BaseException:
+            await pool.release()
+            raise
+        return HttpResponse(response, watch, self._network_errors), pool
+
+    def watch(self) -> IdleWatchdog:
+        """Return the timeouts of one request, which begin now."""
+        return IdleWatchdog(self._clock, self._timeouts)
 
     async def _send(
         self, session: Any, method: str, address: Any, headers: Mapping[str, str], body: bytes, proxy: str | None
@@ -364,6 +380,31 @@ class HttpClient:
         return self._addresses[url]
 
 
+class HttpRequest:
+    """One request of an `HttpClient`, as a context manager of its response."""
+
+    __slots__ = ("_body", "_client", "_headers", "_method", "_pool", "_response", "_url", "_watch")
+
+    def __init__(self, client: HttpClient, method: str, url: str, headers: Mapping[str, str], body: bytes) -> None:
+        self._client, self._method, self._url = client, method, url
+        self._headers, self._body = headers, body
+
+    async def __aenter__(self) -> HttpResponse:
+        self._watch = watch = self._client.watch()
+        try:
+            opened = await self._client.open(watch, self._method, self._url, self._headers, self._body)
+        except BaseException:
+            watch.stop()
+            raise
+        self._response, self._pool = opened
+        return self._response
+
+    async def __aexit__(self, *_: object) -> None:
+        self._watch.stop()
+        self._response.release()
+        await self._pool.release()
+
+
 class _SessionPool:
     """A client session, and a generator that the loop finalises at its end to close the session."""
 
@@ -372,6 +413,12 @@ class _SessionPool:
         self.busy = 0
         self.closing = False
         self.closer = self._close_at_end()
+
+    async def release(self) -> None:
+        """Count a request that has ended, and close the session after the last one if it is no longer needed."""
+        self.busy -= 1
+        if self.closing and not self.busy:
+            await self.closer.aclose()
 
     async def _close_at_end(self) -> AsyncGenerator[None]:
         try:
@@ -466,7 +513,7 @@ async def exchange(
                     return
                 else:
                     try:
-                        async for piece in _read_pieces(response, reader):
+                        while piece := await _read_next(response, reader):
                             for chunk in reader.feed(piece):
                                 started = True
                                 yield chunk
@@ -503,22 +550,16 @@ def remove_key(error: ProviderError, *keys: Secret | None) -> None:
             error.args = (str(error).replace(key.reveal(), "[REDACTED]"),)
 
 
-async def _read_pieces(response: HttpResponse, reader: StreamReader) -> AsyncGenerator[bytes, None]:
-    """Yield the response's bytes until the message is complete; pings alone do not restart the idle timeout."""
-    while piece := await _read_next(response, reader):
-        event_count = reader.event_count
-        for start in range(0, len(piece), _SLICE):
-            if start:
-                await asyncio.sleep(0)  # yield to other tasks during a burst
-            yield piece[start : start + _SLICE]
-        if reader.event_count != event_count:
-            response.watch.touch(getattr(reader, "is_reasoning", False))
-
-
 async def _read_next(response: HttpResponse, reader: StreamReader) -> bytes:
-    """Read the next bytes, or none once the message is complete; a later connection error then does not matter."""
-    if not reader.complete:
-        return await response.read()
+    """Read the next bytes, or none once the message is complete; a later connection error then does not matter.
+
+    Pings alone do not restart the idle timeout.
+    """
+    if reader.event_count != response.event_count:
+        response.event_count = reader.event_count
+        response.watch.touch(getattr(reader, "is_reasoning", False))
+    if response.rest or not reader.complete:
+        return await response.read_slice()
     if reader.closed and response.ended:
         return b""
     response.watch.allow(_EOF_TIMEOUT if reader.closed else _USAGE_TIMEOUT)

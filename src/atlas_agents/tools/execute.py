@@ -67,6 +67,10 @@ _CONNECTION_ERRORS = (
 )
 
 
+async def _finished(value: Any, error: Exception | None) -> None:
+    """Stand in for the `finish` of an attempt that has ended."""
+
+
 class ToolExited(Exception):
     """The function raised SystemExit or another exception that would end the process."""
 
@@ -148,7 +152,12 @@ class Attempt:
             _abandoned.adopt(self._task)
             logger.warning("tool ignored its cancellation and was abandoned: tool=%s", self._approved.tool.name)
             self._mark_ended()
-            self._scope.governance.spawn(self._finish(None, self._timeout_error()))
+            self._scope.governance.spawn(self._take_finish()(None, self._timeout_error()))
+
+    def _take_finish(self) -> Finish:
+        """Return `finish`, which is called once, and forget it: it refers to the call, which refers to its attempt."""
+        finish, self._finish = self._finish, _finished
+        return finish
 
     async def _run(self, context: ToolContext) -> None:
         """Run the call and finish it, whatever happens. A done-callback would run one iteration of the loop later."""
@@ -168,9 +177,9 @@ class Attempt:
             return
         self._mark_ended()
         if self._task.cancelling():  # the cancellation would be raised at the next await
-            self._scope.governance.spawn(self._finish(value, error))
+            self._scope.governance.spawn(self._take_finish()(value, error))
         else:
-            await self._finish(value, error)
+            await self._take_finish()(value, error)
 
     async def _admit_and_run(self, context: ToolContext) -> Any:
         """Wait for the limits, check the call again, record the intent, and run it."""
