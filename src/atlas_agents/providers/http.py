@@ -11,6 +11,7 @@ import os
 import re
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar, cast
 from urllib.parse import quote, urlsplit
 
@@ -808,41 +809,38 @@ class HttpProvider(BaseProvider):
         reader: StreamReader,
     ) -> AsyncGenerator[Chunk, None]:
         """Send a request as far as the model accepts it; what it refuses is dropped and the rest is sent again."""
-        adaptation, profile = self._adaptation, self.find_profile(model)
+        profile = self.find_profile(model)
         extra = RequestHeaders(request.settings.extra_headers)
-        dialect, fetch, renewed = self._output_dialect(profile), self._fetch_key, False
         keys = [*([self.key] if self.key else ()), *[Secret(value) for value in extra.values()]]
-
         check_prefix(request, f"{self.id}/{model}")
-        sent = request
-
-        def build() -> bytes:
-            nonlocal sent
-            sent = adaptation.adapt(request, model, profile, dialect)
-            return self._finish_body(encode(sent), request)
-
-        def correct(error: ProviderError) -> bytes | None:
-            nonlocal request, renewed
-            if error.status == 401 and fetch is not None and not renewed:
-                renewed = True
-            elif REASONING not in request.without and refuses_reasoning(error):
-                request = msgspec.structs.replace(request, without=request.without | {REASONING})
-            elif not adaptation.learn(error, sent, model):
-                return None
-            return build()
-
-        async def with_current_key() -> Mapping[str, str]:
-            key = await self._fetch_current(cast(KeyFunction, fetch))
-            keys.append(key)
-            return _add_headers(_add_headers(headers, self._key_headers(key.reveal())), extra)
-
+        adapted = _AdaptedRequest(self, request, model, profile, self._output_dialect(profile), encode)
         if "{model}" in self.base_url:
             url = self.base_url.replace("{model}", quote(model, safe="@"))
-        signed = with_current_key if fetch is not None else _add_headers(headers, extra) if extra else headers
-        return exchange(self._http, url, signed, build(), reader, keys, correct)
+        signed: Mapping[str, str] | Callable[[], Awaitable[Mapping[str, str]]] = headers
+        if self._fetch_key is not None:
+            signed = partial(self._sign, self._fetch_key, headers, extra, keys)
+        elif extra:
+            signed = _add_headers(headers, extra)
+        return exchange(self._http, url, signed, adapted.build(), reader, keys, adapted.correct)
 
-    def _finish_body(self, body: bytes, request: Request) -> bytes:
-        """Add the fields of `extra_body`, and leave out the model if the address names it."""
+    async def _sign(
+        self, fetch: KeyFunction, headers: Mapping[str, str], extra: RequestHeaders, keys: list[Secret]
+    ) -> Mapping[str, str]:
+        """Return the headers of an attempt with the current key, which is added to `keys`."""
+        key = await self._fetch_current(fetch)
+        keys.append(key)
+        return _add_headers(_add_headers(headers, self._key_headers(key.reveal())), extra)
+
+    def adapt(self, request: Request, model: str, profile: ModelProfile, dialect: Dialect) -> Request:
+        """Internal: return a request without what the model is known to refuse."""
+        return self._adaptation.adapt(request, model, profile, dialect)
+
+    def learn(self, error: ProviderError, sent: Request, model: str) -> bool:
+        """Internal: return whether a refused request may be accepted without what the error names."""
+        return self._adaptation.learn(error, sent, model)
+
+    def finish_body(self, body: bytes, request: Request) -> bytes:
+        """Internal: add the fields of `extra_body`, and leave out the model if the address names it."""
         extra = request.settings.extra_body
         if "{model}" not in self.base_url:
             return merge_body(body, extra)
@@ -860,3 +858,39 @@ class HttpProvider(BaseProvider):
         address = re.sub(r"//[^/]*@", "//", self.base_url)
         address = re.sub(r"([?&][^=&]+=)[^&]+", r"\1…", address)
         return f"{type(self).__name__}({self.model!r}, base_url={address!r})"
+
+
+class _AdaptedRequest:
+    """A request to a model, which is encoded again without what the model refused."""
+
+    __slots__ = ("_dialect", "_encode", "_model", "_profile", "_provider", "_renewed", "_request", "_sent")
+
+    def __init__(
+        self,
+        provider: HttpProvider,
+        request: Request,
+        model: str,
+        profile: ModelProfile,
+        dialect: Dialect,
+        encode: Callable[[Request], bytes],
+    ) -> None:
+        self._provider, self._model, self._profile = provider, model, profile
+        self._dialect: Dialect = dialect
+        self._encode = encode
+        self._request = self._sent = request
+        self._renewed = False
+
+    def build(self) -> bytes:
+        """Encode the request as far as the model is known to accept it."""
+        self._sent = self._provider.adapt(self._request, self._model, self._profile, self._dialect)
+        return self._provider.finish_body(self._encode(self._sent), self._request)
+
+    def correct(self, error: ProviderError) -> bytes | None:
+        """Return the body to send after the request was refused; None if it cannot be corrected."""
+        if error.status == 401 and self._provider.rotates_key and not self._renewed:
+            self._renewed = True
+        elif REASONING not in self._request.without and refuses_reasoning(error):
+            self._request = msgspec.structs.replace(self._request, without=self._request.without | {REASONING})
+        elif not self._provider.learn(error, self._sent, self._model):
+            return None
+        return self.build()
