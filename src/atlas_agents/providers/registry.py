@@ -56,7 +56,7 @@ def check_model(model: Model) -> Model:
         return str(ref)
     if isinstance(model, type):
         raise ConfigError(f"invalid model: pass a provider, {model.__name__}(…), not its class")
-    if isinstance(model, Route | base.Provider):
+    if isinstance(model, Route | base.BaseProvider | base.Provider):  # the last one looks at each method
         return model
     if not callable(model):
         raise ConfigError(

@@ -525,17 +525,16 @@ def hide_named(hide: Callable[[Any], Any], data: Any) -> Callable[[Any], Any]:
 
 def find_secret_variables(environment: Mapping[str, str]) -> list[str]:
     """Return the values of environment variables that are secrets."""
-    return [value for name, value in environment.items() if _is_secret_variable(name, value)]
+    names = [name for name in environment if classify_name(name) != "harmless"]  # the values of the others are not read
+    return [value for name in names if _is_secret_variable(name, value := environment.get(name, ""))]
 
 
 def _is_secret_variable(name: str, value: str) -> bool:
-    """Return whether an environment variable holds a secret, and not a path, a common word or a plain setting."""
-    if (
-        classify_name(name) == "harmless"
-        or name in _NOT_SECRET
-        or value.startswith("/")
-        or value.strip().lower() in rules.COMMON_VALUES
-    ):
+    """Return whether an environment variable, whose name is not harmless, holds a secret.
+
+    A path, a common word and a plain setting are none.
+    """
+    if name in _NOT_SECRET or value.startswith("/") or value.strip().lower() in rules.COMMON_VALUES:
         return False
     last = next((word.lower() for word in reversed(_WORDS.findall(name)) if word.isalpha()), "")
     is_secret = last in rules.SECRET_WORDS or last == "key" or last.endswith(rules.SECRET_ENDINGS)

@@ -619,7 +619,7 @@ def _tool_of_function(function: FunctionType) -> Tool:
 def _copy_with(template: Tool, function: Function) -> Tool:
     """Copy a tool with the same function, or a placeholder for it."""
     copied = object.__new__(type(template))
-    copied.__dict__.update(template.__dict__)
+    copied.__dict__ = template.__dict__.copy()  # in one piece; `update` would add each of forty attributes
     copied.function = copied.__dict__["__wrapped__"] = function
     return copied
 
