@@ -47,20 +47,21 @@ class SurrogateJoiner:
     """Cleans streamed text; half a surrogate pair at the end of a piece waits for the next one."""
 
     def __init__(self) -> None:
-        self._pending = ""
+        self.pending = ""
+        """The half that waits; empty if there is none."""
 
     def add(self, piece: str) -> str:
         """Add a piece and return the text that became displayable."""
-        if not self._pending and piece.isascii():
+        if not self.pending and piece.isascii():
             return piece
-        text, self._pending = self._pending + piece, ""
+        text, self.pending = self.pending + piece, ""
         if text and _HIGH <= text[-1] < _LOW:
-            text, self._pending = text[:-1], text[-1]
+            text, self.pending = text[:-1], text[-1]
         return clean(text)
 
     def flush(self) -> str:
         """Return what is still pending once the stream has ended."""
-        pending, self._pending = self._pending, ""
+        pending, self.pending = self.pending, ""
         return clean(pending)
 
 

@@ -78,7 +78,7 @@ class EventSplitter:
         if tail:
             self._buffer.append(tail)
             self._buffered_bytes = len(tail)
-        if len(tail) > MAX_EVENT or any([len(block) > MAX_EVENT for block in blocks]):
+        if len(piece) > MAX_EVENT and any([len(block) > MAX_EVENT for block in (*blocks, tail)]):
             raise _event_too_long()
         return [_parse_block(block) for block in blocks if block]
 

@@ -139,19 +139,19 @@ def find_origin(variant: ChatVariant, base_url: str) -> str:
     return f"chat {variant.name or urlsplit(base_url).netloc.rpartition('@')[2]}"
 
 
-class _Function(msgspec.Struct):
+class _Function(msgspec.Struct, gc=False):
     name: str | None = None
     arguments: Any = None
 
 
-class _CallDelta(msgspec.Struct):
+class _CallDelta(msgspec.Struct, gc=False):
     index: int | None = None
     id: str | None = None
     function: _Function | None = None
     extra_content: Any = None
 
 
-class _ChoiceDelta(msgspec.Struct):
+class _ChoiceDelta(msgspec.Struct, gc=False):
     content: str | list[Any] | None = None
     refusal: str | None = None
     reasoning_content: str | None = None
@@ -160,7 +160,7 @@ class _ChoiceDelta(msgspec.Struct):
     tool_calls: list[_CallDelta] | None = None
 
 
-class _Choice(msgspec.Struct):
+class _Choice(msgspec.Struct, gc=False):
     index: int = 0
     delta: _ChoiceDelta | None = None
     message: _ChoiceDelta | None = None
@@ -185,7 +185,7 @@ class _CompletionUsage(msgspec.Struct):
     prompt_cache_hit_tokens: int | None = None
 
 
-class _CompletionEvent(msgspec.Struct):
+class _CompletionEvent(msgspec.Struct, gc=False):
     choices: list[_Choice] | None = None
     usage: _CompletionUsage | None = None
     model: str | None = None
@@ -291,22 +291,31 @@ class OpenAIReader:
             self.event_count += 1
             if delta.reasoning_content or delta.reasoning or delta.reasoning_details or type(delta.content) is list:
                 self._add_thinking(delta, chunks, is_whole=choice.message is not None)
-            self._add_text(delta, chunks)
-            for index, part in enumerate(delta.tool_calls or ()):
-                if choice.message is not None:  # in a complete response each entry is a call, whatever its id
-                    part.index = index
-                self._add_call_delta(part)
+            if delta.content or delta.refusal:
+                self._add_text(delta, chunks)
+            if delta.tool_calls:
+                self._add_calls(choice, delta.tool_calls)
         if choice.finish_reason:
             self.event_count += 1
             self.complete, self._stop = True, choice.finish_reason
 
+    def _add_calls(self, choice: _Choice, parts: list[_CallDelta]) -> None:
+        for index, part in enumerate(parts):
+            if choice.message is not None:  # in a complete response each entry is a call, whatever its id
+                part.index = index
+            self._add_call_delta(part)
+
     def _add_text(self, delta: _ChoiceDelta, chunks: list[base.Chunk]) -> None:
+        content = delta.content
         if delta.refusal:
             self._refused = True
-        content = "".join(_read_texts(delta.content, "text")) if isinstance(delta.content, list) else delta.content
+        if isinstance(content, list):
+            content = "".join(_read_texts(content, "text"))
         if content := content or delta.refusal:
             self._text_length += len(content)
-            if text := self._joiner.add(content):
+            if not self._joiner.pending and content.isascii():  # as `add` would return it
+                chunks.append(base.TextChunk(content))
+            elif text := self._joiner.add(content):
                 chunks.append(base.TextChunk(text))
 
     def _add_thinking(self, delta: _ChoiceDelta, chunks: list[base.Chunk], *, is_whole: bool) -> None:
