@@ -62,7 +62,12 @@ def bind(tenant: str, sql: str, /, **values: Any) -> Query:
 def _bind_checked(tenant: str, sql: str, values: dict[str, Any]) -> Query:
     values["tenant"] = tenant
     for name, value in values.items():
-        _check_value(name, value)
+        kind = cast(object, type(value))
+        if kind is not str:
+            if kind is not bytes and value is not None:
+                _check_value(name, value)
+        elif not value.isascii() or "\0" in value:
+            _check_text(name, value)
     if not tenant:
         raise StoreError("the tenant must not be empty")
     return Query(sql, values)
