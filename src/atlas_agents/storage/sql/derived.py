@@ -142,7 +142,7 @@ def _index_session(context: WriteContext, session: _Pending, limit: int) -> Step
     yield from _add_texts(context, session.key, [text for text in texts if text[1]])
     last = max(session.last_message, after) if is_complete else after
     if session.run < session.last_run:
-        yield context.bind(sql.NOTE_LAST_TURNS, session=session.key)
+        yield context.bind(sql.NOTE_LAST_TURNS, session=session.key, after=session.run)
     yield context.bind(
         sql.PUT_SEARCH_SESSION, session=session.key, label=session.label, message=last, run=session.last_run
     )

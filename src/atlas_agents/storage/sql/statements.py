@@ -465,8 +465,8 @@ ORDER BY {", ".join(t.USAGE_KEY)}"""
 LAST_TURNS = "SELECT agent_id, user_id, at FROM last_turns WHERE tenant = :tenant ORDER BY agent_id, user_id"
 NOTE_LAST_TURNS = """
 INSERT INTO last_turns (tenant, agent_id, user_id, at)
-SELECT tenant, agent_id, user_id, max(created_at) FROM runs WHERE tenant = :tenant AND session = :session
-GROUP BY tenant, agent_id, user_id
+SELECT tenant, agent_id, user_id, max(created_at) FROM runs
+WHERE tenant = :tenant AND session = :session AND place > :after GROUP BY tenant, agent_id, user_id
 ON CONFLICT (tenant, agent_id, user_id) DO UPDATE SET
     at = CASE WHEN excluded.at > last_turns.at THEN excluded.at ELSE last_turns.at END"""
 TOKENS = """
@@ -890,6 +890,10 @@ SQLITE_FORMS = {
         t.RUNS.insert(status=_FIRST_STATUS, place=":place"),
         t.RUNS.insert(status=_FIRST_STATUS, place=":place", number="(SELECT coalesce(max(number), 0) + 1 FROM runs)"),
     ),
+    **{
+        each: each.replace("status = 'queued'", f"status = 'queued' AND {_OPEN}")
+        for each in (START_NEXT, QUEUED_RUNS_OF)  # SQLite uses a partial index only where its condition is repeated
+    },
     JOURNAL_END: f"""
 SELECT r.status, r.epoch, j.id & {t.MAX_SEQ}, j.hash FROM runs r LEFT JOIN journal_rows j
     ON j.id = (SELECT j.id FROM journal_rows j WHERE {_JOURNAL_RANGE} ORDER BY j.id DESC LIMIT 1)
