@@ -208,7 +208,7 @@ async def call_model(run: Run) -> Message:
     A new reply is recorded before anything acts on it. The last one is recorded together with the end of the turn.
     """
     journal = run.journal
-    if journal is not None:
+    if journal is not None and journal.holds_reply:
         await finish_despite_cancel(journal.write_held_reply())
     if journal is not None and (summary := journal.next_summary()) is not None:
         run.restore_summary(summary)
@@ -522,7 +522,7 @@ async def _record_reply(run: Run, journal: Journal, reply: Message) -> None:
         recording = journal.record_reply(
             reply, run.settings.id, run.reply_usage, request, contents, hold=hold, on_stored=on_stored
         )
-        await finish_despite_cancel(recording)
+        await (recording if hold else finish_despite_cancel(recording))  # to hold it waits for nothing
 
 
 async def _handle_other(run: Run, chunk: base.Chunk, call: ModelCallTrace) -> None:

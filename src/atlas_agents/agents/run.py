@@ -774,8 +774,10 @@ class Run:
         journal = self.journal
         if journal is not None and self.resumed:
             await self._wait_in_quarantine(journal)
-        first = await finish_despite_cancel(journal.begin(self.conversation)) if journal is not None else messages
+        first = messages
         if journal is not None:
+            begin = journal.begin(self.conversation)
+            first = await (finish_despite_cancel(begin) if journal.must_read(self.conversation) else begin)
             self.meter.total += journal.restored_usage
         inherited = [message for message in self.inherited_messages if message.role != "system"]
         index = index_conversation(self.conversation)

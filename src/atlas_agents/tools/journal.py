@@ -592,7 +592,7 @@ class Journal:
 
         For a run that was interrupted, the recorded steps are restored.
         """
-        if self._shared or conversation not in _loaded:
+        if self._must_load(conversation):
             conversation.messages[:] = await self._load_history()
             if self._session_row is None:
                 self._session_row = await self._committer.read(lambda: self._store.session(self._tenant, self._session))
@@ -603,6 +603,13 @@ class Journal:
         if self._epoch == 0 and self._row is not None:
             await self._resume(self._row)
         return self._first_messages
+
+    def must_read(self, conversation: Conversation) -> bool:
+        """Return whether `begin` needs the store: a session that was used before is in memory."""
+        return self._must_load(conversation) or (self._epoch == 0 and self._row is not None)
+
+    def _must_load(self, conversation: Conversation) -> bool:
+        return self._shared or conversation not in _loaded
 
     async def _resume(self, row: records.RunRow) -> None:
         """Claim the run, then restore the recorded steps: until it is claimed, its last owner may still add some."""
@@ -824,6 +831,11 @@ class Journal:
         self._on_reply_stored = on_stored
         if not hold:
             await self.write_held_reply()
+
+    @property
+    def holds_reply(self) -> bool:
+        """Whether a reply is held that has not been written."""
+        return self._held_reply is not None
 
     async def write_held_reply(self) -> None:
         """Write the reply that is held, if there is one."""
