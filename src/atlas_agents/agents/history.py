@@ -10,6 +10,7 @@ per tenant under its own digest. Text of one turn is stored only in the turn's o
 
 import hashlib
 import math
+import operator
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
@@ -399,7 +400,7 @@ MAX_TAIL = 4000
 """Characters of turn-specific text in the system prompt that are stored; of longer text only the digest is."""
 _DIGEST = "request_digest"
 _get_digest = attrgetter(_DIGEST)
-_KNOWN = 10_000
+_KNOWN, _OUTLINES = 10_000, 100
 
 
 class RequestRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -478,26 +479,53 @@ def _message_digest(message: Message) -> bytes:
     return found
 
 
-class RequestContents:
-    """The digests of a request's parts, and the contents that they stand for."""
+class _KnownOutline(msgspec.Struct, frozen=True):
+    """The outline of a request and its digest, with what they were made of besides the system prompt."""
 
-    def __init__(self, sent: SentRequest, redact: Callable[[str], str]) -> None:
+    parts: tuple[object, ...]
+    output: str
+    outline: RequestOutline
+    key: str
+
+    def is_of(self, parts: tuple[object, ...]) -> bool:
+        """Return whether it was made of the same objects; equal ones may be encoded differently, as 1 and 1.0 are."""
+        return len(self.parts) == len(parts) and all(map(operator.is_, self.parts, parts))
+
+
+class RequestContents:
+    """The digests of a request's parts, and the contents that they stand for.
+
+    `known` are outlines by their system prompt, to which the one of the request is added.
+    """
+
+    def __init__(
+        self, sent: SentRequest, redact: Callable[[str], str], known: dict[str, _KnownOutline] | None = None
+    ) -> None:
         self.sent, self._redact = sent, redact
         request = sent.request
         fixed = sent.fixed if request.system.startswith(sent.fixed) else ""
         self.system, self.tail = redact(fixed), redact(request.system[len(fixed) :])
+        found = known.get(self.system) if known is not None else None
+        parts = (request.settings, request.output, request.tool_choice, *request.tools)
+        if found is None or not found.is_of(parts):
+            found = self._make_outline(request, parts)
+            if known is not None and not request.settings.extra_headers:  # they may be keys
+                known[self.system] = found
+        self.output, self.outline, self.key = found.output, found.outline, found.key
+
+    def _make_outline(self, request: Request, parts: tuple[object, ...]) -> _KnownOutline:
         settings: dict[str, Any] = msgspec.to_builtins(request.settings)
         if headers := settings.pop("extra_headers", None):
             settings["extra_headers"] = sorted(headers)  # the values may be keys
-        self.output = encode(request.output).decode() if request.output is not None else ""
-        self.outline = RequestOutline(
+        output = encode(request.output).decode() if request.output is not None else ""
+        outline = RequestOutline(
             digest(self.system.encode()),
             tuple([(tool.name, _tool_digest(tool)) for tool in request.tools]),
             request.tool_choice,
             settings,
-            digest(self.output.encode()) if self.output else "",
+            digest(output.encode()) if output else "",
         )
-        self.key = digest(encode(self.outline))
+        return _KnownOutline(parts, output, outline, digest(encode(outline)))
 
     def record(self, previous_tail: str = "", metadata: dict[str, Any] | None = None) -> RequestRecord:
         """Return the record; `previous_tail` is the digest of the turn-specific text of the round before."""
@@ -539,12 +567,15 @@ class RequestRecorder:
         self._clock = clock
         self._redact = redact
         self._known: dict[str, str] = {}
+        self._outlines: dict[str, _KnownOutline] = {}
 
     def record(
         self, sent: SentRequest, previous_tail: str, metadata: dict[str, Any] | None
     ) -> tuple[RequestRecord, list[PutRecord]]:
         """Return the record of a request, and the writes of contents that this process has not stored today."""
-        contents, day = RequestContents(sent, self._redact), utc_day(self._clock.time())
+        if len(self._outlines) > _OUTLINES:
+            self._outlines.clear()
+        contents, day = RequestContents(sent, self._redact, self._outlines), utc_day(self._clock.time())
         writes: list[PutRecord] = []
         if self._known.get(contents.key) != day:
             texts = contents.texts
