@@ -1,7 +1,7 @@
 """Conversion between core values and the shapes of the wire protocol."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import msgspec
 
@@ -341,4 +341,6 @@ def model_name(model: Model) -> str:
         return model
     if isinstance(model, Route):
         return model.label
-    return model.id if isinstance(model, Provider) else getattr(model, "__name__", "function")
+    if hasattr(model, "stream"):  # a provider; `isinstance` would look at each of its members, for every turn
+        return cast(Provider, model).id
+    return getattr(model, "__name__", "function")

@@ -134,9 +134,10 @@ class PartialMessage:
         self.plan: tuple[PlanStepShape, ...] = ()
 
     def apply(self, event: wire.RunEvent) -> None:
+        if type(event) is wire.ChatDelta:  # most of the events
+            self._text.append(event.text)
+            return
         match event:
-            case wire.ChatDelta(_, text):
-                self._text.append(text)
             case wire.ChatReasoning(_, text):
                 self._thinking.append(text)
             case wire.ChatReset():
@@ -273,7 +274,9 @@ class RunLog:
 
     def is_repeated(self, event: wire.RunEvent) -> bool:
         """Return whether the event repeats a call or a result of an earlier process, which a resumed run replays."""
-        return isinstance(event, _CALLS) and (event.event, event.tool_call_id) in self._calls
+        if not self._calls or not isinstance(event, _CALLS):
+            return False
+        return (event.event, event.tool_call_id) in self._calls
 
     def with_kept_text(self, event: wire.RunEvent) -> wire.RunEvent:
         """Return the next event; a reset gets the text of the complete messages before it."""
@@ -479,7 +482,9 @@ class Channel:
             for subscriber, positions in list(self._positions.items()):
                 if (behind and (subscriber, run_id) in behind) or entry.seq <= positions.get(run_id, 0):
                     continue
-                self.mark_sent(subscriber, run_id, entry.seq)
+                positions[run_id] = entry.seq
+                if len(positions) > _MAX_POSITIONS:
+                    del positions[next(iter(positions))]
                 profile = subscriber.grant.prefix if subscriber.full else None
                 if profile not in encoded:
                     encoded[profile] = self.frames(entry, subscriber)

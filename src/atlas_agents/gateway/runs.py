@@ -42,6 +42,7 @@ _OWNER_POLL_INTERVAL = 0.25
 _TERMINAL_EVENT_DELAY = 3.0
 """Seconds after the end of a run before another process than its owner writes the terminal event."""
 _OUTPUT = (wire.ChatDelta, wire.ChatReasoning)
+_HOOKED = (wire.ToolSettled, wire.ApprovalRequested, wire.ApprovalResolved)
 _AFTER_RESET = frozenset(("chat.delta", "chat.reasoning", "chat.reset", "chat.final", "chat.error"))
 logger = logging.getLogger(__name__)
 
@@ -409,7 +410,8 @@ class RunRegistry:
             self.report_change(log.session)
         self._deliver(log)
         self.writer.add(log, at_once=at_once)
-        self._call_hooks(log, event)
+        if self._hooks is not None and type(event) in _HOOKED:
+            self._call_hooks(self._hooks, log, event)
 
     def _count_end(self, log: RunLog, status: str) -> None:
         self._metrics.ended.labels(status).inc()
@@ -466,13 +468,12 @@ class RunRegistry:
                 logger.warning("events of a run cannot be read; retrying: run=%s: %s", log.run_id, error)
             await self._clock.sleep(_OWNER_POLL_INTERVAL)
 
-    def _call_hooks(self, log: RunLog, event: wire.RunEvent) -> None:
-        if self._hooks is None:
-            return
+    @staticmethod
+    def _call_hooks(hooks: RunHooks, log: RunLog, event: wire.RunEvent) -> None:
         if type(event) is wire.ToolSettled:
-            self._hooks.on_tool_result()
-        elif type(event) in (wire.ApprovalRequested, wire.ApprovalResolved):
-            self._hooks.on_approval(log.session)
+            hooks.on_tool_result()
+        else:
+            hooks.on_approval(log.session)
 
     def _deliver(self, log: RunLog) -> None:
         entries = log.take_deliverable()
