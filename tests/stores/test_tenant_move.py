@@ -33,6 +33,7 @@ from atlas_agents.core.store import (
     PutSession,
     ReserveEvents,
     SetRun,
+    Where,
 )
 from atlas_agents.storage import tenant_move
 from atlas_agents.storage.postgres import PostgresStore
@@ -131,7 +132,7 @@ async def dump(url: str, tenant: str = TENANT) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {}
     async with await psycopg.AsyncConnection.connect(url) as connection:
         for table in MOVED_TABLES:
-            hidden = "- 'id'" if table == "passages" else ""
+            hidden = {"passages": "- 'id'", "libraries": "- 'version'"}.get(table, "")
             query = f"SELECT to_jsonb(t) {hidden} AS r FROM atlas.{table} t WHERE tenant = %s ORDER BY r"
             found[table] = await (await connection.execute(query.encode(), (tenant,))).fetchall()
     return found
@@ -340,6 +341,33 @@ async def test_move_waits_for_the_disk_whatever_the_server_is_set_to(
     monkeypatch.setattr(MoveEnd, "open", read_setting)
     await move_tenant(TenantMove(TENANT, *databases))
     assert found == ["on"]
+
+
+async def test_process_that_is_redirected_finds_the_passages_of_the_collection(databases: tuple[str, str]) -> None:
+    """Passages have other numbers at the target, and the process has compared their vectors before."""
+    stores = [PostgresStore(url, pgvector=False) for url in databases]
+    for store in stores:
+        await store.open()
+    try:
+        vector = b"\0<" * 4
+        for n, tenant in enumerate((OTHER, TENANT, TENANT)):  # the numbers of the tenant begin with 2
+            passages = (Passage("", f"text of {n}", vector=vector),)
+            document = Document("memory", f"d{n}", f"owner{n}", hash="h", model="m", passages=1)
+            await stores[0].commit(tenant, [PutDocument(document, passages)])
+
+        async def find(store: PostgresStore) -> tuple[str, str]:
+            (hit,) = await store.find_nearest(TENANT, Where("memory", "owner1"), "m", vector)
+            (found,) = await store.passages(TENANT, [hit.passage])
+            return found.collection, found.text
+
+        assert await find(stores[0]) == ("owner1", "text of 1")
+        await move_tenant(TenantMove(TENANT, *databases))
+        caches = [store._vectors._matrices for store in stores]  # pyright: ignore[reportPrivateUsage]
+        caches[1].update(caches[0])
+        assert await find(stores[1]) == ("owner1", "text of 1")
+    finally:
+        for store in stores:
+            await store.close()
 
 
 async def test_moves_that_contradict_each_other_are_refused(

@@ -21,6 +21,7 @@ from atlas_agents.core.errors import StoreError
 from atlas_agents.storage import postgres_connection
 from atlas_agents.storage.postgres import tenant_lock_id
 from atlas_agents.storage.postgres_connection import Connection
+from atlas_agents.storage.sql.tables import LIBRARY_STEP
 
 MovePhase: TypeAlias = Literal["snapshot", "copying", "fenced", "moved", "arriving", "returning", "open"]
 """`returning` is like `arriving`, at a database from which the tenant was moved before."""
@@ -91,6 +92,7 @@ _READ_ENDS = """SELECT (SELECT hash FROM audit WHERE tenant = %(tenant)s ORDER B
 (SELECT max(updated_at) FROM sessions WHERE tenant = %(tenant)s)"""
 _MERGE_TOKENS = """INSERT INTO commit_tokens AS t SELECT * FROM moved_tokens
 ON CONFLICT (id) DO UPDATE SET token = greatest(t.token, excluded.token), written_at = now()"""
+_CHANGE_LIBRARIES = "UPDATE libraries SET version = version + %s WHERE tenant = %s"
 _READ_VERSION = "SELECT max(version) FROM schema_version"
 _DDL_WAIT = "1s"
 _DDL_ATTEMPTS = 60
@@ -315,6 +317,7 @@ class MoveEnd:
             for table in DERIVED_TABLES:
                 statement = sql.SQL("DELETE FROM {} WHERE tenant = %s").format(sql.Identifier(table))
                 await self.connection.execute(statement, (self.tenant,))
+            await self.connection.execute(_CHANGE_LIBRARIES, (LIBRARY_STEP, self.tenant))
             await self._put_phase("open")
 
 

@@ -507,7 +507,7 @@ class VectorCache:
         if not count or limit < 1:
             return []
         matrix = self._matrices.get(library)
-        if matrix is None:
+        if matrix is None or not matrix.is_of(version):
             matrix = self._matrices[library] = _Matrix(len(vector) // 2)
         self._matrices.move_to_end(library)
         async with matrix.lock:
@@ -549,6 +549,10 @@ class _Matrix:
 
     def __len__(self) -> int:
         return self._count
+
+    def is_of(self, version: int) -> bool:
+        """Return whether its ids are those of the database that has this version of the library."""
+        return self.version < 0 or self.version // tables.LIBRARY_STEP == version // tables.LIBRARY_STEP
 
     @property
     def last(self) -> int:

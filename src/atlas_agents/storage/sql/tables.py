@@ -23,6 +23,9 @@ R = TypeVar("R", bound=msgspec.Struct)
 _MIN, _MAX = -(1 << 63), (1 << 63) - 1
 EVENT_BATCHES = (64, 16, 4, 2, 1)
 """Rows per INSERT. Few sizes, so that each statement stays prepared."""
+LIBRARY_STEP = 1 << 32
+"""Versions of a library before and after a move to another database differ by this: its passages have other ids there.
+No library is changed as often."""
 MAX_SEQ = (1 << 31) - 1
 """Largest number of an event, and of a step in a journal."""
 
