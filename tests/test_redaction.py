@@ -475,6 +475,17 @@ def test_text_after_a_secret_in_a_stream_is_shown_once() -> None:
         assert shown.endswith(f"{REDACTED} there, and https://{REDACTED}@example.org/x as well, and so on"), size
 
 
+@pytest.mark.parametrize("size", [7, 64, 1000, 9000])
+def test_long_private_key_in_a_stream_is_redacted_to_its_end(size: int) -> None:
+    key = "\n".join(
+        ["-----BEGIN PGP PRIVATE KEY BLOCK-----", *[MIXED[:64]] * 300, "-----END PGP PRIVATE KEY BLOCK-----"]
+    )
+    for text, rest in ((f"see\n{key}\nthere", "\nthere"), (f"see\n{key[:15_000]}", "")):
+        stream = Redactor(environment={}).stream()
+        shown = "".join([stream.add(text[at : at + size]) for at in range(0, len(text), size)]) + stream.flush()
+        assert shown.startswith("see\n") and shown.endswith(rest) and MIXED[:16] not in shown
+
+
 def test_stream_without_secrets_is_shown_at_once() -> None:
     stream = Redactor(["kanarienvogel-7731"], environment={}).stream()
     pieces = ["sending part 1 of 3", "started at 12:30:07", "uploading image_2.png", "half a wo", "rd and the key"]

@@ -40,6 +40,7 @@ _NOT_SECRET = frozenset(("PWD", "OLDPWD", "SSH_AUTH_SOCK", "XAUTHORITY", "KRB5CC
 _PLAIN_SETTING = re.compile(r"[A-Za-z]+(?:[ _-][A-Za-z]+)*|[\d.,:]+|\w+://[^@?\s]*|(?:[\w-]+\.)+[A-Za-z]{2,}(?::\d+)?")
 """Words, numbers and addresses: values of settings such as `AUTH_MODE`, `MAX_TOKENS` or `COOKIE_DOMAIN`."""
 _BOT_ID = re.compile(r"\d{6}:")
+_KEY_END = "-----END"
 _UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _BASE64 = re.compile(rf"[A-Za-z0-9+/_-]{{{_MIN_BASE64},}}={{0,2}}")
 _PLACEHOLDER = re.compile(
@@ -270,7 +271,7 @@ class Redactor:
     def held_back(self, text: str) -> int:
         """Return how many characters at the end of a text may be the start of a secret that continues."""
         opened = text.rfind("-----BEGIN")
-        if opened >= 0 and "-----END" not in text[opened:]:
+        if opened >= 0 and _KEY_END not in text[opened:]:
             return len(text) - opened
         last = len(text) - max(text.rfind(" "), text.rfind("\n")) - 1
         if last >= _MIN_HELD and ("://" in text[-last:] or _may_be_token(text[-last:])):
@@ -329,19 +330,27 @@ class StreamRedactor:
     def __init__(self, redactor: Redactor) -> None:
         self._redactor = redactor
         self._held = self._tail = ""
+        self._in_key = False
+        """Whether the start of a private key was redacted that is too long to be held back."""
 
     def add(self, piece: str) -> str:
         """Add a piece and return the redacted text that can be shown."""
         text = self._held + clean(piece)
+        if self._in_key:
+            end = text.find(_KEY_END)
+            if end < 0:
+                self._held = text[1 - len(_KEY_END) :]
+                return ""
+            self._in_key, self._tail, text = False, "", text[end:]
         held = min(len(text), self._redactor.held_back(self._tail + text))
         shown = len(text) - held if held <= _MAX_HELD else len(text)
-        self._held = text[shown:]
+        self._held, self._in_key = text[shown:], held > _MAX_HELD and _opens_key(self._tail + text)
         return self._redact(text[:shown])
 
     def flush(self) -> str:
         """Return what is still held back once the stream has ended."""
         text, self._held = self._held, ""
-        return self._redact(text)
+        return "" if self._in_key else self._redact(text)
 
     def _redact(self, text: str) -> str:
         """Redact a text together with the end of what was shown before it."""
@@ -387,7 +396,7 @@ class _RedactedCopy:
                 break
             if in_key:  # the lines of a private key
                 copied.append(REDACTED)
-                option, in_key = "", not (isinstance(item, str) and "-----END" in item)
+                option, in_key = "", not (isinstance(item, str) and _KEY_END in item)
                 continue
             copied.append(self._argument(items[0], option, item) if option else self.copy(item, levels))
             in_key = isinstance(item, str) and _opens_key(item)
@@ -440,7 +449,7 @@ class _RedactedCopy:
 def _opens_key(text: str) -> bool:
     """Return whether a private key begins in a text, and does not end in it."""
     begun = text.rfind("-----BEGIN")
-    return begun >= 0 and "PRIVATE KEY" in text[begun : begun + 80] and "-----END" not in text[begun:]
+    return begun >= 0 and "PRIVATE KEY" in text[begun : begun + 80] and _KEY_END not in text[begun:]
 
 
 def _is_too_short(text: str) -> bool:
