@@ -370,12 +370,13 @@ def test_interrupted_answer_exits_with_code_130(home: Home, server: ModelServer,
     assert json.loads(home.run("sessions", "show", "s", "--json").stdout)["session"]["running"] is False
 
 
-def test_closed_pipe_is_not_an_error(bare: Home) -> None:
+@pytest.mark.parametrize("arguments", [["ask", "Add 2 and 40", "--model", "demo"], ["--help"], ["replay", "--help"]])
+def test_closed_pipe_is_not_an_error(bare: Home, arguments: list[str]) -> None:
     read, write = os.pipe()
     os.close(read)
     try:
         done = subprocess.run(
-            [ATLAS, "ask", "Add 2 and 40", "--model", "demo"],
+            [ATLAS, *arguments],
             cwd=bare.folder,
             env=bare.environment(),
             stdin=subprocess.DEVNULL,

@@ -180,8 +180,7 @@ class Command:
 
     def run(self, arguments: Sequence[str], path: str) -> int:
         if "--help" in arguments[: [*arguments, "--"].index("--")]:
-            print(self.help_text(path))
-            return EXIT_OK
+            return _print_help(self.help_text(path))
         try:
             options = self.parse(arguments)
         except UsageError as error:
@@ -323,8 +322,7 @@ class Group:
             return EXIT_USAGE
         word, rest = arguments[0], arguments[1:]
         if word == "--help":
-            print(self.help_text(path))
-            return EXIT_OK
+            return _print_help(self.help_text(path))
         usage = _usage(path, "[OPTIONS] COMMAND [ARGS]...", _WIDEST_LINE)
         if word.startswith("-"):
             return print_usage_error(UsageError(f"No such option: {word}"), path, usage)
@@ -419,14 +417,27 @@ def _run(function: Callable[[], Any]) -> int:
         return EXIT_USAGE
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    except BrokenPipeError:  # the reader closed the pipe early, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:
+        _discard_output()
         return EXIT_FAILED
     except ModuleNotFoundError:  # main() names the package to install
         raise
     except Exception as error:  # noqa: BLE001 - every failure becomes one line on standard error
         print_error(describe_error(error))
         return EXIT_FAILED
+
+
+def _print_help(text: str) -> int:
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        _discard_output()
+    return EXIT_OK
+
+
+def _discard_output() -> None:
+    """Write to nowhere from now on: the reader closed the pipe early, as `head` does."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run_coroutine(coroutine: Any) -> int | None:

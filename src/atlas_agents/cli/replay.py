@@ -204,9 +204,14 @@ async def _read_record(settings: "Settings", atlas: "Atlas", run: str) -> "RunRe
 
 async def _find_run(store: "Store", run: str) -> str:
     """Return the id of a run, or of the last run of a session."""
-    if await store.run(TENANT, run) is None and (found := await store.runs(TENANT, run)):
+    from atlas_agents.testing.run_record import ReplayError
+
+    if await store.run(TENANT, run) is not None:
+        return run
+    if found := await store.runs(TENANT, run):
         return found[-1].id
-    return run
+    ids = "the ids of runs are in the web UI and in: atlas audit list --json"
+    raise ReplayError(f"not found: run or session {run!r}; {ids}; those of sessions in: atlas sessions list")
 
 
 def _source(agents: str | None, settings: "Settings", path: Path) -> "AgentSource":
