@@ -121,7 +121,8 @@ async def test_secrets_of_variables_and_stored_files_are_redacted(tmp_path: Path
     home = tmp_path / "home"
     (home / "mcp").mkdir(parents=True)
     secrets = {"providers": {"groq": {"key": "first-1-key"}}, "telegram": {"token": "second-2-key"}}
-    (home / SECRETS_FILE).write_text(json.dumps({**secrets, "mcp": {"MCP_SHOP_USER": "third-3-key"}}))
+    server = {"MCP_SHOP_TOKEN": "third-3-key", "MCP_SHOP_REGION": "eu-west-3"}
+    (home / SECRETS_FILE).write_text(json.dumps({**secrets, "mcp": server}))
     (home / "x.json").write_text(json.dumps({"access_token": "fourth-4-key", "refresh_token": "fifth-5-key"}))
     login = home / "mcp" / "login-shop.json"
     login.write_text(json.dumps({"tokens": {"access_token": "sixth-6-key"}, "client": {"client_secret": "7th-7-key"}}))
@@ -145,8 +146,9 @@ async def test_secrets_of_variables_and_stored_files_are_redacted(tmp_path: Path
         ]
         shown = {name: runtime.atlas.hide(f"It is {name}-key.") for name in stored}
         assert shown == dict.fromkeys(stored, "It is [REDACTED].")
+        assert runtime.atlas.hide("It is in eu-west-3.") == "It is in eu-west-3."
         login.write_text(json.dumps({"tokens": {"access_token": "renewed-10-key", "refresh_token": None}}))
-        (home / SECRETS_FILE).write_text(json.dumps({"mcp": {"MCP_SHOP_USER": "other-11-key"}}))
+        (home / SECRETS_FILE).write_text(json.dumps({"mcp": {"MCP_SHOP_TOKEN": "other-11-key"}}))
         runtime.setup.refresh()
         assert runtime.atlas.hide("renewed-10-key, other-11-key") == "[REDACTED], [REDACTED]"
 

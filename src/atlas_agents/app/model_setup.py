@@ -43,7 +43,7 @@ from atlas_agents.providers.discovery import (
 )
 from atlas_agents.providers.registry import SELF_HOSTED, Registry
 from atlas_agents.providers.settings import Effort
-from atlas_agents.tools.redact import find_secret_variables
+from atlas_agents.tools.redact import find_secret_variables, find_stored_secrets
 from atlas_agents.workspace.build import LOCAL_MODEL, model_title
 
 logger = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ def _read_stored_secrets(home: Path) -> list[str]:
     """Return the keys, bot tokens and values of MCP servers in the secret file, and the tokens of logins."""
     content = read_json(home / SECRETS_FILE, dict[str, Any]) or {}
     keys: list[Any] = [each.get("key") for each in content.get("providers", {}).values()]
-    found = [*keys, *content.get("mcp", {}).values(), content.get("telegram", {}).get("token")]
+    found = [*keys, *find_stored_secrets(content.get("mcp", {})), content.get("telegram", {}).get("token")]
     for path in _login_files(home):
         with suppress(ConfigError):  # a damaged file is reported where it is used
             login = read_json(path, dict[str, Any]) or {}

@@ -538,6 +538,14 @@ def find_secret_variables(environment: Mapping[str, str]) -> list[str]:
     return [value for name in names if _is_secret_variable(name, value := environment.get(name, ""))]
 
 
+def find_stored_secrets(values: Mapping[str, str]) -> list[str]:
+    """Return which of the values that a person stored by name are secrets: also those that look random.
+
+    Others, such as folders and regions, must stay readable in the results of tools.
+    """
+    return [value for name, value in values.items() if _is_secret_variable(name, value) or looks_random(value)]
+
+
 def _is_secret_variable(name: str, value: str) -> bool:
     """Return whether an environment variable, whose name is not harmless, holds a secret.
 

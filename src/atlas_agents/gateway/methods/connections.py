@@ -24,6 +24,7 @@ from atlas_agents.gateway.protocol.types import Ack, EditStamp, NoParams, Remova
 from atlas_agents.mcp import config
 from atlas_agents.mcp.programs import describe_program
 from atlas_agents.mcp.servers import Servers, describe_start, wrap_tool
+from atlas_agents.tools.redact import find_stored_secrets
 
 MASK = "••••"
 _STATES: dict[str, wire.McpStatus] = {"disabled": "disabled", "not approved": "not-approved"}
@@ -128,7 +129,7 @@ async def put_server(caller: ClientConnection, params: wire.McpPut) -> wire.McpS
     if secrets:
         async with edits.exclusive():  # the secret file has other writers
             await run_in_thread(servers.environment.put, secrets)
-        caller.hub.atlas.keep_secret(*map(Secret, secrets.values()))
+        caller.hub.atlas.keep_secret(*map(Secret, find_stored_secrets(secrets)))
     edited = await edits.edit_file(msgspec.structs.replace(edit, dry_run=False), by, scope="admin")
     shape = await _server_shape(caller, servers, name)
     return wire.McpServerResult(server=shape, diff=edited.diff, warnings=edited.warnings)
