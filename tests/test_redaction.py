@@ -475,6 +475,12 @@ def test_text_after_a_secret_in_a_stream_is_shown_once() -> None:
         assert shown.endswith(f"{REDACTED} there, and https://{REDACTED}@example.org/x as well, and so on"), size
 
 
+def test_secret_that_a_stream_names_late_does_not_repeat_what_was_shown() -> None:
+    stream = Redactor(environment={}).stream()
+    pieces = ("tiger-7-lake is it: ", "password=tiger-7-lake ", "again")
+    assert "".join([*map(stream.add, pieces), stream.flush()]) == f"tiger-7-lake is it: password={REDACTED} again"
+
+
 @pytest.mark.parametrize("size", [7, 64, 1000, 9000])
 def test_long_private_key_in_a_stream_is_redacted_to_its_end(size: int) -> None:
     key = "\n".join(

@@ -264,6 +264,10 @@ class Redactor:
                 text = text.replace(secret, REDACTED)
         return text
 
+    def piece(self, text: str) -> str:
+        """Return a piece of a stream without secrets, each only where it is recognized: the rest is shown already."""
+        return _redact_formats(self._remove_known(text))
+
     def stream(self) -> "StreamRedactor":
         """Return a redactor for texts that arrive in pieces."""
         return StreamRedactor(self)
@@ -357,7 +361,7 @@ class StreamRedactor:
         if not text:
             return ""
         whole = self._tail + text
-        shown, redacted = self._redactor.text(self._tail), self._redactor.text(whole)
+        shown, redacted = self._redactor.piece(self._tail), self._redactor.piece(whole)
         self._tail = whole[-_TAIL:]
         same = next((n for n, (a, b) in enumerate(zip(shown, redacted, strict=False)) if a != b), len(shown))
         return redacted[same:]
