@@ -1,13 +1,14 @@
 """Throughput and cost of a cluster: turns per second with one gateway and 1, 2, 4 … workers on one Postgres.
 
 python bench/cluster.py [--workers 1 2 4] [--turns 400] [--sessions 32] [--rounds 3] [--pause 0] [--unsafe]
-    [--against PATH] [--statements]
+    [--against PATH] [--statements] [--wal]
 
 A turn is a message, one governed tool call and an answer of fifty words. The model is a function in the worker process,
 so that only our code is measured. Clients, gateway, workers and Postgres share this machine: the turns per second
 depend on its cores; plan with the CPU time per turn of each process. Postgres syncs every commit to disk, unless
 `--unsafe` is set. `--pause` sets the seconds between two words, as with a real model. `--against` measures another
-checkout in the same run, in alternating rounds. `--statements` lists what a turn sends to Postgres.
+checkout in the same run, in alternating rounds. `--statements` lists what a turn sends to Postgres, and `--wal` what
+Postgres writes to its WAL for a turn, by table or index.
 
 Three figures describe the database: `statements` is the number per turn, from the server's log; `lock ms` is the time
 per turn during which a transaction holds an exclusive advisory lock, from samples of `pg_locks`; `WAL KB` is without
@@ -58,7 +59,7 @@ from stores.postgres_server import PostgresServer
 WORDS = 50
 TICK = os.sysconf("SC_CLK_TCK")
 WARM_UP_TURNS = 2
-_WAL_KB = "SELECT (pg_current_wal_lsn() - '0/0'::pg_lsn) / 1024"
+_WAL_BYTES = "SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn"
 _TRANSACTIONS = """
 SELECT sum(xact_commit), sum(active_time + idle_in_transaction_time) FROM pg_stat_database
 WHERE datname = current_database()"""
@@ -74,6 +75,8 @@ _LOGGED_TURNS = 4
 _LOG_ENTRY = re.compile(r"^#(?=LOG|DETAIL|ERROR|STATEMENT|HINT|WARNING|CONTEXT)", re.MULTILINE)
 _LOGGED_STATEMENT = re.compile(r"LOG:\s+(?:statement|execute [^:]*): (.*)", re.DOTALL)
 _VALUE = re.compile(r"'[^']*'|\$?-?\b\d+\b")
+_WAL_RECORD = re.compile(r"rmgr: (\S+).*?len \(rec/tot\): +(\d+)/ *(\d+), tx:.*?desc: (\S+)(?:.*?rel \d+/\d+/(\d+))?")
+_RELATIONS = "SELECT pg_relation_filenode(oid), relname FROM pg_class WHERE pg_relation_filenode(oid) IS NOT NULL"
 ROOT = Path(__file__).parent.parent
 
 
@@ -222,6 +225,7 @@ async def measure(
         ]
         sockets = [await connect_client(port, home) for _ in range(options.sessions)]
         each = max(1, options.turns // options.sessions)
+        turns = each * options.sessions
 
         async def client(index: int, turns: int) -> list[float]:
             return [await turn(sockets[index], f"s{index}") for _ in range(turns)]
@@ -235,22 +239,21 @@ async def measure(
         def used() -> tuple[float, float, float]:
             return cpu(gateway), sum(map(cpu, workers_pids)), cpu(server.pid, children=True)
 
-        sampler = LockSampler(url)
-        sampling = asyncio.create_task(sampler.run())
-        (log_before,), before, started = await one_row(url, _WAL_KB), used(), time.monotonic()
+        sampling = asyncio.create_task((sampler := LockSampler(url)).run())
+        (wal_start,), before, started = await one_row(url, _WAL_BYTES), used(), time.monotonic()
         durations = await run_all(each)
-        wall, after, (log_after,) = time.monotonic() - started, used(), await one_row(url, _WAL_KB)
+        wall, after, (wal_end,) = time.monotonic() - started, used(), await one_row(url, _WAL_BYTES)
         sampling.cancel()
         await asyncio.wait([sampling])
+        if options.wal:
+            print_wal(await read_wal(server, url, wal_start, wal_end), turns, workers, checkout)
         statements = await count_statements(server, url, run_all)
+        if options.statements:
+            print_statements(statements, _LOGGED_TURNS * options.sessions, f"{workers} workers, {checkout}")
         for socket in sockets:
             await socket.close()
-    turns = each * options.sessions
-    logged_turns = _LOGGED_TURNS * options.sessions
-    all_turns = turns + logged_turns + WARM_UP_TURNS * options.sessions
-    commits, busy = [value / all_turns for value in await one_row(url, _TRANSACTIONS)]
-    if options.statements:
-        print_statements(statements, logged_turns, f"{workers} workers, {checkout}")
+    others = (_LOGGED_TURNS + WARM_UP_TURNS) * options.sessions
+    commits, busy = [value / (turns + others) for value in await one_row(url, _TRANSACTIONS)]
     lock_ms, wait_ms = sampler.milliseconds(wall, turns)
     gateway_ms, worker_ms, postgres_ms = (1000 * (now - then) / turns for now, then in zip(after, before, strict=True))
     return {
@@ -261,9 +264,9 @@ async def measure(
         "p50 s": durations[len(durations) // 2],
         "p95 s": durations[int(len(durations) * 0.95)],
         "commits": commits,
-        "WAL KB": (log_after - log_before) / turns,
+        "WAL KB": (wal_end - wal_start) / turns / 1024,
         "in transaction ms": busy,
-        "statements": statements.total() / logged_turns,
+        "statements": statements.total() / _LOGGED_TURNS / options.sessions,
         "lock ms": lock_ms,
         "lock wait ms": wait_ms,
     }
@@ -273,6 +276,29 @@ def print_statements(statements: Counter[str], turns: int, title: str) -> None:
     print(f"\nstatements per turn, {title}")
     for statement, count in statements.most_common(60):
         print(f"{count / turns:7.2f}  {statement}")
+
+
+async def read_wal(server: PostgresServer, url: str, start: float, end: float) -> dict[str, Counter[str]]:
+    """Count records, their bytes and those of page images, by table or index and kind of record."""
+    async with await psycopg.AsyncConnection.connect(url) as connection:
+        names = dict(await (await connection.execute(_RELATIONS)).fetchall())
+    found: dict[str, Counter[str]] = {}
+    for line in server.dump_wal(*[f"{int(at) >> 32:X}/{int(at) & 0xFFFFFFFF:X}" for at in (start, end)]).splitlines():
+        if (match := _WAL_RECORD.match(line)) is not None:
+            manager, length, total, kind, relation = match.groups()
+            name = names.get(int(relation), relation) if relation else "-"
+            counts = {"records": 1, "bytes": int(length), "images": int(total) - int(length)}
+            found.setdefault(f"{name} {manager} {kind}", Counter()).update(counts)
+    return found
+
+
+def print_wal(found: dict[str, Counter[str]], turns: int, workers: int, checkout: Path) -> None:
+    total = Counter[str]()
+    for each in found.values():
+        total.update(each)
+    print(f"\nWAL per turn, {workers} workers, {checkout}\n records    bytes   images")
+    for name, each in sorted([*found.items(), ("all", total)], key=lambda item: -item[1]["bytes"]):
+        print(*(f"{each[column] / turns:8.2f}" for column in ("records", "bytes", "images")), name)
 
 
 async def count_statements(
@@ -327,5 +353,6 @@ if __name__ == "__main__":
         parser.add_argument("--pause", type=float, default=0.0, help="seconds between two words")
         parser.add_argument("--against", type=Path, help="another checkout to measure in the same run")
         parser.add_argument("--statements", action="store_true", help="list the statements of a turn")
+        parser.add_argument("--wal", action="store_true", help="list what a turn writes to the WAL")
         parser.add_argument("--unsafe", action="store_true", help="turn off fsync in Postgres")
         asyncio.run(main(parser.parse_args()))

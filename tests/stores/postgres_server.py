@@ -119,6 +119,11 @@ class PostgresServer:
         done = subprocess.run(shell, env=environment, cwd=folder, capture_output=True, text=True, timeout=240)
         assert done.returncode == 0, done.stderr
 
+    def dump_wal(self, start: str, end: str) -> str:
+        """Return the records of the WAL between two positions, one per line."""
+        command = [str(self._programs / "pg_waldump"), "-p", f"{self._data}/pg_wal", "-s", start, "-e", end]
+        return subprocess.run(command, capture_output=True, text=True, **self._options).stdout
+
     @property
     def log(self) -> Path:
         """The server's log file."""

@@ -63,7 +63,7 @@ def commit_step_by_step(store: PostgresStore, monkeypatch: pytest.MonkeyPatch) -
     async def refuse(*_: object) -> None:
         raise NotPipelined
 
-    _, writer = store._require_open()  # pyright: ignore[reportPrivateUsage]
+    _, writer, _ = store._require_open()  # pyright: ignore[reportPrivateUsage]
     monkeypatch.setattr(writer, "_commit_pipelined", refuse)
 
 
@@ -196,7 +196,7 @@ async def test_transaction_whose_token_was_fenced_is_refused(
 ) -> None:
     """A server that was stopped may execute a transaction after its writer has decided that it was not committed."""
     store = stores[0]
-    _, writer = store._require_open()  # pyright: ignore[reportPrivateUsage]
+    _, writer, _ = store._require_open()  # pyright: ignore[reportPrivateUsage]
     await store.commit(TENANT, [PutSession("s")])
     token = 1000
     batch = Batch(WriteContext(TENANT, 1), [[AddMessage("s", "late", b"{}")]], JournalEnds(), 1)

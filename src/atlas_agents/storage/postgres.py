@@ -2,7 +2,8 @@
 
 Waiting commits of a tenant in one process share a transaction (group commit), as on SQLite. The commits of a turn are
 sent in two messages (`sql.pipelined`): they share their tenant's advisory lock and lock the rows of their sessions.
-All others hold the lock alone and run step by step (`sql.writes`), one after the other across all processes.
+All others hold the lock alone and run step by step (`sql.writes`), one after the other across all processes. Indexing
+has a `Writer` of its own and shares the lock, so that turns do not wait for it.
 """
 
 import asyncio
@@ -24,6 +25,7 @@ from atlas_agents.core.store import (
     DropSession,
     Hit,
     PutDocument,
+    RefreshIndexes,
     StoredMessage,
     Where,
     Write,
@@ -33,6 +35,7 @@ from atlas_agents.storage.hash_chain import START, AuditSigner
 from atlas_agents.storage.history_cache import HistoryCache, load_shared_secret
 from atlas_agents.storage.postgres_connection import Cursor
 from atlas_agents.storage.sql import statements as sql
+from atlas_agents.storage.sql.derived import NotShared
 from atlas_agents.storage.sql.pipelined import (
     Batch,
     JournalEnds,
@@ -126,7 +129,7 @@ class PostgresStore(SqlReads):
         self._history_cache = history_cache
         self._pgvector_schema: str | None = None
         self._indexed: dict[tuple[str, int], bool] = {}
-        self._open: tuple[Pool, Writer] | None = None
+        self._open: tuple[Pool, Writer, Writer] | None = None
         self._reads = BackgroundTasks("Postgres reads")
         self._groups = {
             statement: ReadGroup(self._reads, self._execute, grouped)
@@ -163,7 +166,11 @@ class PostgresStore(SqlReads):
         )
         await pool.open()
         key = self.audit_signer.row_key if self.audit_signer else None
-        self._open = pool, Writer(pool, self._schema, self._clock, self._retry_timeout, self._transaction_hook, key)
+        self._open = (
+            pool,
+            Writer(pool, self._schema, self._clock, self._retry_timeout, self._transaction_hook, key),
+            Writer(pool, self._schema, self._clock, self._retry_timeout, is_shared=True),
+        )
         try:
             if self._history_cache is not None and self._history_cache.shared is not None:
                 await self._history_cache.shared.open(partial(load_shared_secret, self))
@@ -180,9 +187,10 @@ class PostgresStore(SqlReads):
         if self.audit_signer is not None:
             await self.audit_signer.close()
         if self._open is not None:
-            pool, writer = self._open
+            pool, *writers = self._open
             self._open = None
-            await writer.finish()
+            for writer in writers:
+                await writer.finish()
             await self._reads.wait()
             if self._history_cache is not None and self._history_cache.shared is not None:
                 await self._history_cache.shared.close()
@@ -193,7 +201,9 @@ class PostgresStore(SqlReads):
             if isinstance(write, PutDocument) and write.passages and (vector := write.passages[0].vector):
                 # Building the index is fast while the table is small.
                 await self._ensure_indexed(write.document.model, len(vector) // 2)
-        results = await self._require_open()[1].commit(tenant, writes)
+        _, writer, indexer = self._require_open()
+        is_indexing = [type(write) for write in writes] == [RefreshIndexes]
+        results = await (indexer if is_indexing else writer).commit(tenant, writes)
         self._note_audit(tenant, results)
         self._note_writes(tenant, writes)
         if self._history_cache is not None:
@@ -225,7 +235,7 @@ class PostgresStore(SqlReads):
         return await self._execute(query, prepare=False)
 
     async def _execute(self, query: Query, *, prepare: bool | None = None) -> list[Row]:
-        pool, _ = self._require_open()
+        pool = self._require_open()[0]
         end = self._clock.monotonic() + self._retry_timeout
         while True:
             try:
@@ -239,7 +249,7 @@ class PostgresStore(SqlReads):
     @asynccontextmanager
     async def connection(self) -> AsyncGenerator[postgres_connection.Connection]:
         """Borrow a connection of the pool, for queries of other layers on the same database."""
-        pool, _ = self._require_open()
+        pool = self._require_open()[0]
         try:
             async with pool.connection(timeout=_BORROW_TIMEOUT) as connection:
                 yield connection
@@ -287,7 +297,7 @@ class PostgresStore(SqlReads):
             connection, self._schema, self._busy_timeout, self._answer_timeout, self._pgvector_schema
         )
 
-    def _require_open(self) -> tuple[Pool, "Writer"]:
+    def _require_open(self) -> tuple[Pool, "Writer", "Writer"]:
         if self._open is None:
             raise StoreError("the store is not open: call open() first")
         return self._open
@@ -359,7 +369,10 @@ class _CommitFailed(Exception):
 
 
 class Writer:
-    """Group commit: a queue of pending commits per tenant, and a task that empties it."""
+    """Group commit: a queue of pending commits per tenant, and a task that empties it.
+
+    With `is_shared`, commits that run step by step share the lock of the tenant with those of turns where they can.
+    """
 
     def __init__(
         self,
@@ -369,8 +382,11 @@ class Writer:
         retry_timeout: float,
         hook: TransactionHook | None = None,
         audit_key: bytes | None = None,
+        *,
+        is_shared: bool = False,
     ) -> None:
         self.transactions = 0
+        self._is_shared = is_shared
         self._audit_key = audit_key
         self._pool = pool
         self._schema = schema
@@ -449,6 +465,9 @@ class Writer:
                 return await self._commit_pipelined(tenant, group)
         for queued in group:  # the steps write journals without the cache
             self._journals.drop_all(tenant, queued.request)
+        if self._is_shared:
+            with suppress(NotShared):
+                return await self._commit_stepwise(tenant, group, is_shared=True)
         return await self._commit_stepwise(tenant, group)
 
     async def _commit_pipelined(self, tenant: str, group: Sequence[Commit]) -> Sequence[AfterCommit | None]:
@@ -506,7 +525,9 @@ class Writer:
         writes = [write for each in commits for write in each]
         return await self._hook(connection, tenant, writes, [result for each in batch.results for result in each])
 
-    async def _commit_stepwise(self, tenant: str, group: Sequence[Commit]) -> Sequence[AfterCommit | None]:
+    async def _commit_stepwise(
+        self, tenant: str, group: Sequence[Commit], *, is_shared: bool = False
+    ) -> Sequence[AfterCommit | None]:
         """Commit the group in one transaction and return the functions to call after the commit."""
         for queued in group:
             queued.result = queued.error = None
@@ -515,12 +536,13 @@ class Writer:
             cursor = connection.cursor()
             try:
                 await cursor.execute("BEGIN")
-                begin = Query(sql.POSTGRES_BEGIN_STEPWISE, self._token_values(tenant, token))
-                await postgres_connection.execute(cursor, begin)
+                begin = sql.POSTGRES_BEGIN_SHARED if is_shared else sql.POSTGRES_BEGIN_STEPWISE
+                await postgres_connection.execute(cursor, Query(begin, self._token_values(tenant, token)))
+                context = WriteContext(tenant, int(self._clock.time() * 1000), self._audit_key, is_shared)
                 if len(group) == 1:
-                    after_commit = [await self._apply(cursor, tenant, group[0])]
+                    after_commit = [await self._apply(cursor, context, group[0])]
                 else:
-                    after_commit = [await self._apply_in_savepoint(cursor, tenant, queued) for queued in group]
+                    after_commit = [await self._apply_in_savepoint(cursor, context, queued) for queued in group]
             except _CommitFailed as failure:
                 group[0].error = failure.error
                 await _roll_back(connection)
@@ -537,24 +559,25 @@ class Writer:
             self.transactions += 1
             return after_commit
 
-    async def _apply_in_savepoint(self, cursor: Cursor, tenant: str, queued: Commit) -> AfterCommit | None:
+    async def _apply_in_savepoint(self, cursor: Cursor, context: WriteContext, queued: Commit) -> AfterCommit | None:
         """Apply one commit of several, or nothing of it."""
         await cursor.execute("SAVEPOINT one")
         try:
-            return await self._apply(cursor, tenant, queued)
+            return await self._apply(cursor, context, queued)
         except _CommitFailed as failure:
             await cursor.execute("ROLLBACK TO one")
             queued.error = failure.error
             return None
 
-    async def _apply(self, cursor: Cursor, tenant: str, queued: Commit) -> AfterCommit | None:
-        """Apply one commit. Its failure is its own, unless the connection is lost."""
+    async def _apply(self, cursor: Cursor, context: WriteContext, queued: Commit) -> AfterCommit | None:
+        """Apply one commit. Its failure is its own, unless the connection is lost or the lock must not be shared."""
         try:
-            context = WriteContext(tenant, int(self._clock.time() * 1000), self._audit_key)
             queued.result = results = await _run_steps(cursor, apply_writes(context, queued.request))
             if self._hook is not None:
-                return await self._hook(cursor.connection, tenant, queued.request, results)
+                return await self._hook(cursor.connection, context.tenant, queued.request, results)
             return None
+        except NotShared:
+            raise
         except Exception as error:
             if isinstance(error, psycopg.Error) and postgres_connection.is_lost(error):
                 raise

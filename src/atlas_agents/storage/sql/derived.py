@@ -15,7 +15,7 @@ from atlas_agents.core import store
 from atlas_agents.core.aio import utc_day
 from atlas_agents.storage.sql import statements as sql
 from atlas_agents.storage.sql import tables
-from atlas_agents.storage.sql.tables import Row, Steps, WriteContext, clean_text, split_batches
+from atlas_agents.storage.sql.tables import Query, Row, Steps, WriteContext, clean_text, split_batches
 from atlas_agents.storage.sql.text_search import session_owners
 
 SESSIONS = "sessions"
@@ -24,10 +24,8 @@ OVERLAP_MS = 10_000
 """Sessions that changed this long before the position are checked again, in case commits were not made in order."""
 BATCH = 32
 """Sessions of one batch."""
-_MESSAGE_PAGE = 50
-_MAX_MESSAGES, _MAX_BYTES = 60, 256 * 1024
-"""Limits of one batch, which takes about 10 ms."""
-_TEXT_BATCHES = (16, 4, 1)
+_MAX_MESSAGES = 60
+"""Limit of one batch, which takes about 10 ms. Each session counts as one more."""
 _MAX_TEXT, _MAX_WORD = 64 * 1024, 64
 """Characters of a message and of a word that are indexed."""
 AUDIT = "audit"
@@ -37,6 +35,8 @@ AUDIT_FIELDS = ("run_id", "user", "tool", "agent_id", "level")
 """Fields of `AuditFilter` that are indexed, those with the rarest values first."""
 _AUDIT_BATCH = 8 * AUDIT_BLOCK
 _VALUE_BATCHES = (64, 16, 4, 1)
+_SESSION_BATCHES = (16, 4, 1)
+"""Rows and sessions per statement. Few sizes, so that each statement stays prepared."""
 _MAX_VALUE = 200
 USAGE = "usage"
 """Begins the name of the position in a day: the number of sessions whose usage is summed."""
@@ -53,6 +53,10 @@ TOOL_CALL = "TOOL_CALL"
 _WORD = re.compile(r"[^\W_]+")
 _CJK = re.compile("([\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff])")
 """Scripts without spaces between words; each character is indexed as a word."""
+
+
+class NotShared(Exception):
+    """The commit must be repeated while no other commit of the tenant is written."""
 
 
 class _Part(msgspec.Struct):
@@ -104,58 +108,65 @@ def refresh_indexes(context: WriteContext, write: store.RefreshIndexes) -> Steps
 
 
 def _index_sessions(context: WriteContext) -> Steps[int]:
+    """Index the names and the next messages of one batch of sessions, in the order of their last change."""
+    position = yield from _lock_position(context, SESSIONS)
     ((newest,),) = yield context.bind(sql.NEWEST_SESSION)
-    position = min((yield from _read_position(context, SESSIONS)), newest)
+    position = min(position, newest)
     rows = yield context.bind(sql.UNINDEXED_SESSIONS, position=position - OVERLAP_MS, limit=BATCH)
-    remaining, is_complete = _MAX_MESSAGES, True
+    if not rows:
+        return 0
+    sessions, limits = list[_Pending](), list[int]()
+    remaining = _MAX_MESSAGES
     for session in map(_Pending._make, rows):
-        if remaining <= 0:
+        if remaining > 0:
+            sessions.append(session)
+            limits.append(min(max(0, session.last_message - session.message), remaining))
+            remaining -= limits[-1] + 1
+    indexed = yield from _index_messages(context, sessions, limits)
+    is_complete = len(sessions) == len(rows)
+    for session, last in zip(sessions, indexed, strict=True):
+        if last < session.last_message:
             is_complete = False
             break
-        indexed, is_complete = yield from _index_session(context, session, remaining)
-        remaining -= indexed + 1
-        if not is_complete:
-            break
         position = max(position, session.updated_at)
-    else:
-        position = position if len(rows) == BATCH else newest
-    if rows:
-        yield context.bind(sql.SET_POSITION, name=SESSIONS, position=position)
+    if is_complete and len(rows) < BATCH:
+        position = newest
+    yield context.bind(sql.SET_POSITION, name=SESSIONS, position=position)
     return len(rows) if is_complete else BATCH
 
 
-def _index_session(context: WriteContext, session: _Pending, limit: int) -> Steps[tuple[int, bool]]:
-    """Index the name and the next messages of a session. Returns how many, and whether the session is complete."""
-    texts: list[tuple[int, str]] = []
-    if session.indexed_label != session.label:
-        yield context.bind(sql.DROP_SEARCH_LABEL, session=session.key)
-        texts.append((0, " ".join(search_words(session.label))))
-    after, size, count, is_complete = session.message, 0, 0, False
-    while not is_complete and count < limit and size < _MAX_BYTES:
-        page = min(_MESSAGE_PAGE, limit - count)
-        rows = yield context.bind(sql.BODIES, session=session.key, after=after, limit=page)
-        for after, body in rows:
-            texts.append((after, _message_words(body)))
-            size += len(body)
-        count += len(rows)
-        is_complete = len(rows) < page
-    yield from _add_texts(context, session.key, [text for text in texts if text[1]])
-    last = max(session.last_message, after) if is_complete else after
-    if session.run < session.last_run:
-        yield context.bind(sql.NOTE_LAST_TURNS, session=session.key, after=session.run)
-    yield context.bind(
-        sql.PUT_SEARCH_SESSION, session=session.key, label=session.label, message=last, run=session.last_run
-    )
-    return count, is_complete
-
-
-def _add_texts(context: WriteContext, session: str, texts: Sequence[tuple[int, str]]) -> Steps[None]:
-    owners = session_owners(context.tenant, session)
-    for batch in split_batches(texts, _TEXT_BATCHES):
-        values: dict[str, Any] = {}
-        for n, (seq, text) in enumerate(batch):
-            values[f"seq{n}"], values[f"text{n}"] = seq, text
-        yield context.bind(sql.add_search_texts(len(batch)), session=session, owners=owners, **values)
+def _index_messages(context: WriteContext, sessions: Sequence[_Pending], limits: Sequence[int]) -> Steps[list[int]]:
+    """Index a limited number of messages of each session. Returns the last message of each that is indexed."""
+    wanted = [
+        {"session": session.key, "after": session.message, "limit": limit}
+        for session, limit in zip(sessions, limits, strict=True)
+        if limit
+    ]
+    found: dict[str, list[tuple[int, bytes]]] = {}
+    for batch in split_batches(wanted, _SESSION_BATCHES):
+        for key, seq, body in (yield _bind_rows(context, sql.read_bodies, batch)):
+            found.setdefault(key, []).append((seq, body))
+    renamed = [session for session in sessions if session.indexed_label != session.label]
+    texts = list[dict[str, Any]]()
+    for session in sessions:
+        owners = session_owners(context.tenant, session.key)
+        words = [(0, " ".join(search_words(session.label)))] if session in renamed else []
+        words += [(seq, _message_words(body)) for seq, body in found.get(session.key, ())]
+        texts += [{"session": session.key, "owners": owners, "seq": seq, "text": text} for seq, text in words if text]
+    yield from _insert(context, sql.drop_search_labels, [{"session": session.key} for session in renamed])
+    yield from _insert(context, sql.add_search_texts, texts)
+    runs = [{"session": each.key, "run": each.run} for each in sessions if each.run < each.last_run]
+    yield from _insert(context, sql.note_last_turns, runs)
+    indexed = list[int]()
+    for session, limit in zip(sessions, limits, strict=True):
+        rows = found.get(session.key, [])
+        indexed.append(rows[-1][0] if rows and len(rows) == limit else max(session.last_message, session.message))
+    states = [
+        {"session": session.key, "label": session.label, "message": last, "run": session.last_run}
+        for session, last in zip(sessions, indexed, strict=True)
+    ]
+    yield from _insert(context, sql.put_search_sessions, states)
+    return indexed
 
 
 def _message_words(body: bytes) -> str:
@@ -170,9 +181,8 @@ def _message_words(body: bytes) -> str:
     return " ".join(dict.fromkeys(search_words(text[:_MAX_TEXT])))
 
 
-def _read_position(context: WriteContext, name: str) -> Steps[int]:
-    rows = yield context.bind(sql.POSITION, name=name)
-    return first_number(rows)
+def _lock_position(context: WriteContext, name: str) -> Steps[int]:
+    return first_number((yield context.bind(sql.LOCK_POSITION, name=name)))
 
 
 def first_number(rows: Sequence[Row]) -> int:
@@ -251,15 +261,13 @@ def _as_dict(value: Any) -> dict[str, Any]:
 
 
 def _index_audit(context: WriteContext) -> Steps[int]:
-    """Index the next complete blocks. Another process that does the same at the same time goes first, or not at all."""
-    position = yield from _read_position(context, AUDIT)
+    """Index the next complete blocks."""
+    position = yield from _lock_position(context, AUDIT)
     rows = tables.AUDIT.all((yield context.bind(sql.AUDIT, after=position, limit=_AUDIT_BATCH)))
     end = rows[-1].seq // AUDIT_BLOCK * AUDIT_BLOCK if rows else 0
     if end <= position:
         return 0
-    yield context.bind(sql.START_POSITION, name=AUDIT)
-    if not (yield context.bind(sql.MOVE_POSITION, name=AUDIT, position=end, known=position)):
-        return 0
+    yield context.bind(sql.SET_POSITION, name=AUDIT, position=end)
     times: dict[int, tuple[int, int]] = {}
     values: set[tuple[str, str, int]] = set()
     sums: dict[tuple[str, str], list[float]] = {}
@@ -287,8 +295,13 @@ def _index_audit(context: WriteContext) -> Steps[int]:
 
 def _insert(context: WriteContext, statement: Callable[[int], str], rows: Sequence[dict[str, Any]]) -> Steps[None]:
     for batch in split_batches(rows, _VALUE_BATCHES):
-        values = {f"{name}{n}": value for n, row in enumerate(batch) for name, value in row.items()}
-        yield context.bind(statement(len(batch)), **values)
+        yield _bind_rows(context, statement, batch)
+
+
+def _bind_rows(context: WriteContext, statement: Callable[[int], str], rows: Sequence[dict[str, Any]]) -> Query:
+    """Bind the form of a statement for this number of rows."""
+    values = {f"{name}{n}": value for n, row in enumerate(rows) for name, value in row.items()}
+    return context.bind(statement(len(rows)), **values)
 
 
 # Usage
@@ -297,18 +310,22 @@ def _insert(context: WriteContext, statement: Callable[[int], str], rows: Sequen
 def _sum_usage_day(context: WriteContext) -> Steps[int]:
     """Sum the usage of the next day that is over: one commit announces it, and each further one sums some sessions.
 
-    A change of the day in between, even by another process, takes the announcement back, and all is summed again.
+    A change of the day in between, even by another process, takes the announcement back, and all is summed again. A
+    change that is not visible yet could not.
     """
     until = utc_day((context.now - OPEN_DAYS_MS) / 1000)
     found = yield context.bind(sql.NEXT_OPEN_DAY, since="", until=until)
     if not found:
         return 0
+    if context.is_shared:
+        raise NotShared
     ((day, is_announced),) = found
     name = f"{USAGE} {day}"
     rows = yield context.bind(sql.POSITION, name=name)
     if not is_announced or not rows:
         yield context.bind(sql.START_CLOSING_DAY, day=day)
         yield context.bind(sql.DROP_USAGE_DAY, day=day)
+        yield from _lock_position(context, name)
         yield context.bind(sql.SET_POSITION, name=name, position=0)
     elif (yield context.bind(sql.CONTINUE_CLOSING_DAY, day=day)):
         yield from _sum_usage_sessions(context, day, name, first_number(rows))

@@ -230,6 +230,7 @@ ON CONFLICT (id) DO UPDATE SET written_at = now(), token = CASE WHEN t.token < e
 """Takes the tenant's lock and writes the token. It fails if the token was fenced, because NULL is not allowed: the
 transaction arrived after its writer had given up on it."""
 POSTGRES_BEGIN_STEPWISE = _POSTGRES_BEGIN.format(":id", ":token", ":lock", "")
+POSTGRES_BEGIN_SHARED = _POSTGRES_BEGIN.format(":id", ":token", ":lock", "_shared")
 _NEW_SESSION = t.SESSIONS.values(Session(""))
 _INSERTED_SESSION = t.SESSIONS.select(
     "w",
@@ -463,12 +464,6 @@ USAGE = f"""
 SELECT {t.USAGE.columns} FROM usage_sums WHERE tenant = :tenant AND day >= :since AND day < :until
 ORDER BY {", ".join(t.USAGE_KEY)}"""
 LAST_TURNS = "SELECT agent_id, user_id, at FROM last_turns WHERE tenant = :tenant ORDER BY agent_id, user_id"
-NOTE_LAST_TURNS = """
-INSERT INTO last_turns (tenant, agent_id, user_id, at)
-SELECT tenant, agent_id, user_id, max(created_at) FROM runs
-WHERE tenant = :tenant AND session = :session AND place > :after GROUP BY tenant, agent_id, user_id
-ON CONFLICT (tenant, agent_id, user_id) DO UPDATE SET
-    at = CASE WHEN excluded.at > last_turns.at THEN excluded.at ELSE last_turns.at END"""
 TOKENS = """
 SELECT coalesce(sum(input_tokens + output_tokens), 0) FROM usage_sums
 WHERE tenant = :tenant AND day >= :since AND day < :until"""
@@ -611,9 +606,11 @@ ORDER BY {distance} LIMIT :limit"""
 # one with the number 0 for the name. Ids increase, so later messages come later.
 
 POSITION = "SELECT position FROM derived_positions WHERE tenant = :tenant AND name = :name"
-SET_POSITION = """
-INSERT INTO derived_positions (tenant, name, position) VALUES (:tenant, :name, :position)
-ON CONFLICT (tenant, name) DO UPDATE SET position = excluded.position"""
+LOCK_POSITION = """
+INSERT INTO derived_positions (tenant, name, position) VALUES (:tenant, :name, 0)
+ON CONFLICT (tenant, name) DO UPDATE SET position = derived_positions.position RETURNING position"""
+"""Reads a position and locks its row until the end of the transaction, so that one process at a time continues it."""
+SET_POSITION = "UPDATE derived_positions SET position = :position WHERE tenant = :tenant AND name = :name"
 DROP_POSITION = "DELETE FROM derived_positions WHERE tenant = :tenant AND name = :name"
 NEXT_SESSION_TENANT = "SELECT tenant FROM sessions WHERE tenant > :after ORDER BY tenant LIMIT 1"
 NEWEST_SESSION = "SELECT coalesce(max(updated_at), 0) FROM sessions WHERE tenant = :tenant"
@@ -623,13 +620,6 @@ FROM sessions s LEFT JOIN search_sessions i ON i.tenant = :tenant AND i.session 
 WHERE s.tenant = :tenant AND s.updated_at >= :position
     AND (i.session IS NULL OR i.message < s.last_message OR i.run < s.last_run OR i.label <> s.label)
 ORDER BY s.updated_at LIMIT :limit"""
-BODIES = """
-SELECT seq, body FROM messages WHERE tenant = :tenant AND session = :session AND seq > :after
-ORDER BY seq LIMIT :limit"""
-PUT_SEARCH_SESSION = """
-INSERT INTO search_sessions (tenant, session, label, message, run) VALUES (:tenant, :session, :label, :message, :run)
-ON CONFLICT (tenant, session) DO UPDATE SET label = excluded.label, message = excluded.message, run = excluded.run"""
-DROP_SEARCH_LABEL = "DELETE FROM search_texts WHERE tenant = :tenant AND session = :session AND seq = 0"
 SQLITE_SESSION_MATCHES = """
 SELECT t.id, t.session, t.seq FROM (
     SELECT rowid AS id FROM session_words WHERE session_words MATCH :match AND rowid < :before
@@ -646,12 +636,6 @@ SELECT (SELECT count(*) FROM search_sessions WHERE tenant = :tenant),
     (SELECT count(*) FROM sessions WHERE tenant = :tenant),
     coalesce((SELECT position FROM derived_positions WHERE tenant = :tenant AND name = :name), 0),
     coalesce((SELECT max(seq) FROM audit WHERE tenant = :tenant), 0)"""
-START_POSITION = """
-INSERT INTO derived_positions (tenant, name, position) VALUES (:tenant, :name, 0)
-ON CONFLICT (tenant, name) DO NOTHING"""
-MOVE_POSITION = """
-UPDATE derived_positions SET position = :position WHERE tenant = :tenant AND name = :name AND position = :known
-RETURNING position"""
 AUDIT_BEFORE = f"""
 SELECT {t.AUDIT.columns} FROM audit WHERE tenant = :tenant AND seq < :before AND seq > :after
 ORDER BY seq DESC LIMIT :limit"""
@@ -817,9 +801,44 @@ def audit_in_ranges(count: int) -> str:
 
 
 @cache
+def read_bodies(count: int) -> str:
+    """Return the next messages of several sessions, with the parameters `:session0`, `:after0`, `:limit0` and so on."""
+    one = """SELECT * FROM (SELECT session, seq, body FROM messages
+    WHERE tenant = :tenant AND session = :session{0} AND seq > :after{0} ORDER BY seq LIMIT :limit{0}) w{0}"""
+    return " UNION ALL ".join(one.format(n) for n in range(count))
+
+
+@cache
+def note_last_turns(count: int) -> str:
+    """Return the statement that notes the new runs of several sessions: `:session0`, `:run0` and so on."""
+    one = """SELECT agent_id, user_id, created_at FROM runs
+    WHERE tenant = :tenant AND session = :session{0} AND place > :run{0}"""
+    return f"""INSERT INTO last_turns (tenant, agent_id, user_id, at)
+SELECT CAST(:tenant AS TEXT), agent_id, user_id, max(created_at)
+FROM ({" UNION ALL ".join(one.format(n) for n in range(count))}) found WHERE TRUE GROUP BY agent_id, user_id
+ON CONFLICT (tenant, agent_id, user_id) DO UPDATE SET
+    at = CASE WHEN excluded.at > last_turns.at THEN excluded.at ELSE last_turns.at END"""
+
+
+@cache
+def drop_search_labels(count: int) -> str:
+    """Return the statement that deletes the names of several sessions, with the parameters `:session0` and so on."""
+    sessions = ", ".join(f":session{n}" for n in range(count))
+    return f"DELETE FROM search_texts WHERE tenant = :tenant AND session IN ({sessions}) AND seq = 0"
+
+
+@cache
+def put_search_sessions(count: int) -> str:
+    """Return the statement that notes what is indexed of several sessions: `:session0`, `:label0` and so on."""
+    rows = ", ".join(f"(:tenant, :session{n}, :label{n}, :message{n}, :run{n})" for n in range(count))
+    return f"""INSERT INTO search_sessions (tenant, session, label, message, run) VALUES {rows}
+ON CONFLICT (tenant, session) DO UPDATE SET label = excluded.label, message = excluded.message, run = excluded.run"""
+
+
+@cache
 def add_search_texts(count: int) -> str:
-    """Return the INSERT of several texts of a session, with the parameters `:seq0`, `:text0` and so on."""
-    rows = ", ".join(f"(:tenant, :session, :owners, :seq{n}, :text{n})" for n in range(count))
+    """Return the INSERT of several texts, with the parameters `:session0`, `:owners0`, `:seq0`, `:text0` and so on."""
+    rows = ", ".join(f"(:tenant, :session{n}, :owners{n}, :seq{n}, :text{n})" for n in range(count))
     return f"""INSERT INTO search_texts (tenant, session, owners, seq, text) VALUES {rows}
 ON CONFLICT (tenant, session, seq) DO NOTHING"""
 

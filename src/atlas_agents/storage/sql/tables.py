@@ -45,11 +45,13 @@ Steps: TypeAlias = Generator[Query, list[Row], T]
 
 
 class WriteContext(msgspec.Struct, frozen=True):
-    """Tenant and time (milliseconds since 1970) of a commit, and the key of the hashes of audit rows, if any."""
+    """Tenant and time (milliseconds since 1970) of a commit, and the key of the hashes of audit rows, if any.
+    `is_shared`: commits of turns are written at the same time."""
 
     tenant: str
     now: int
     audit_key: bytes | None = None
+    is_shared: bool = False
 
     def bind(self, sql: str, /, **values: Any) -> Query:
         """Bind a statement to the tenant, the time and values."""
