@@ -22,7 +22,7 @@ from atlas_agents.core.messages import (
     Conversation,
     Message,
     MessageLike,
-    new_id,
+    new_ordered_id,
     read_prompt,
     split_messages,
     user,
@@ -325,7 +325,7 @@ class Agent:
         metadata: Mapping[str, Any] | None = None,
     ) -> AtlasStream:
         """Start one turn without an Atlas and return its stream; for the options see `run`."""
-        prompt, stream = read_prompt(message), AtlasStream(new_id())
+        prompt, stream = read_prompt(message), AtlasStream(new_ordered_id())
         options = read_options(
             output=output,
             output_retries=output_retries,

@@ -29,7 +29,7 @@ from atlas_agents.core.messages import (
     Message,
     MessageLike,
     ToolResult,
-    new_id,
+    new_ordered_id,
     read_prompt,
     split_messages,
 )
@@ -420,7 +420,7 @@ class Atlas:
         user: str = "",
     ) -> AtlasStream:
         """Start one turn like `send`, with all options in one value."""
-        stream = AtlasStream(new_id())
+        stream = AtlasStream(new_ordered_id())
         message = read_prompt(message)
         if options.client_tools is not msgspec.UNSET:
             self.check_client_tools(options.client_tools)
@@ -484,7 +484,7 @@ class Atlas:
         tracestate: str = "",
     ) -> AtlasStream:
         """Start a tool call like `invoke` and return its stream, whose reply holds the result."""
-        message, stream = runner.tool_call_message(tool, arguments), AtlasStream(new_id())
+        message, stream = runner.tool_call_message(tool, arguments), AtlasStream(new_ordered_id())
         call = runner.tool_call_for(stream.stream_id, tool, arguments)
         options = read_options(
             idempotency_key=idempotency_key, asks=asks, call=call, traceparent=traceparent, tracestate=tracestate

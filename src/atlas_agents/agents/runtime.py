@@ -32,7 +32,7 @@ from atlas_agents.core.budgets import (
 )
 from atlas_agents.core.errors import ConfigError, NotFound, StoreError
 from atlas_agents.core.events import Event, MessageStored, StateChanged
-from atlas_agents.core.messages import Conversation, Message, ToolCall, new_id
+from atlas_agents.core.messages import Conversation, Message, ToolCall, new_ordered_id
 from atlas_agents.core.metadata import Metadata
 from atlas_agents.core.paths import Environment
 from atlas_agents.core.store import BudgetLimit, Chain, RunRow, Store
@@ -216,7 +216,7 @@ class AgentRuntime:
         `row` is that of an earlier accepted run to resume. With `durable`, the run is journaled if there is a store.
         What tools and rules set in the metadata belongs to the session, or without `own_metadata` to the context.
         """
-        run_id = id or new_id()
+        run_id = id or new_ordered_id()
         if row is None and (found := self.telemetry.incoming(options.traceparent or "")):
             options = msgspec.structs.replace(options, traceparent=found)
         inherited = context.messages if inherited_messages is None else inherited_messages

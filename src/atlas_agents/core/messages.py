@@ -49,6 +49,16 @@ def new_id() -> str:
     return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-{variant}{digits[17:20]}-{digits[20:]}"
 
 
+def new_ordered_id() -> str:
+    """Return a UUID of version 7 as text: its beginning is the time, the rest is random.
+
+    Rows of the same time are neighbours in an index on it, so that new ones change few pages.
+    """
+    time_digits, digits = f"{time.time_ns() // 1_000_000:012x}", os.urandom(10).hex()
+    variant = _VARIANT[int(digits[3], 16) & 3]
+    return f"{time_digits[:8]}-{time_digits[8:]}-7{digits[:3]}-{variant}{digits[4:7]}-{digits[8:]}"
+
+
 class Text(msgspec.Struct, frozen=True, tag="text", tag_field="type"):
     """Text.
 
@@ -208,7 +218,7 @@ class Message(msgspec.Struct, frozen=True, dict=True):
 
     role: Role
     parts: tuple[Part, ...]
-    id: str = msgspec.field(default_factory=new_id)
+    id: str = msgspec.field(default_factory=new_ordered_id)
     created_at: int = msgspec.field(default_factory=_now)
     metadata: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
 

@@ -387,7 +387,7 @@ async def case_from_run(
     hide = hide_named(Redactor([each.reveal() for each in secrets]).value, _call_data([*earlier, *own]))
     return hide(
         {
-            "id": id or f"run-{run_id[:8]}",
+            "id": id or f"run-{run_id[-8:]}",
             "input": text_only[0]["content"] if len(text_only) == 1 else text_only,
             "expect": {"tool_calls": calls or "none"},
             **({"reference": answer} if answer else {}),
