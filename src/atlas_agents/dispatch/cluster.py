@@ -41,7 +41,7 @@ _VALKEY_POLL_INTERVAL = 5.0
 no one, and a member without Valkey does not receive the message."""
 _RECONNECT_TIME = 3.0
 """Seconds within which live workers reconnect and send a heartbeat after the database was unreachable."""
-_NOTIFY_MANY = "SELECT pg_notify(%s, payload) FROM unnest(%s::text[]) AS payload"
+_NOTIFY_MANY = "SELECT pg_notify(channel, payload) FROM unnest(%s::text[], %s::text[]) AS n (channel, payload)"
 _NOTIFY = "SELECT pg_notify(%(channel)s, %(payload)s)"
 
 
@@ -76,7 +76,9 @@ class Cluster:
         self._leader_lock_key = leader_lock_key(schema, tenant)
         self._concurrency = concurrency
         self._queue = Queue(url, schema, tenant, heartbeat_timeout)
-        self._postgres = notifications.PostgresSubscriber(url, self._channel, self._receive, self._handle_reconnect)
+        self._followed_channel = f"{self._channel}_log"
+        self._has_clients = True
+        self._postgres = notifications.PostgresSubscriber(url, self._channels, self._receive, self._handle_reconnect)
         self._valkey = None
         if valkey is not None:
             from atlas_agents.dispatch.valkey import ValkeySubscriber
@@ -149,12 +151,11 @@ class Cluster:
         after = list[Callable[[], None]]()
         if ready := notifications.find_ready_runs(writes, results):
             await self._queue.enqueue(ready, connection, tenant)
-        found = notifications.notifications_for(tenant, writes, results)
-        payloads = list(dict.fromkeys(map(notifications.encode_notification, found)))
-        if payloads and self._valkey is not None and self._valkey.connected:
-            after.append(partial(self._valkey.publish, payloads))
-        elif payloads:
-            await connection.execute(_NOTIFY_MANY, (self._channel, payloads))
+        found = list(dict.fromkeys(notifications.notifications_for(tenant, writes, results)))
+        if found and self._valkey is not None and self._valkey.connected:
+            after.append(partial(self._valkey.publish, [*map(notifications.encode_notification, found)]))
+        elif found:
+            await self._notify_others(connection, found)
         if self._worker is not None and tenant == self._tenant:
             jobs = self._worker.held_jobs([note.id for note in found if note.kind == "ended"])
             if jobs:
@@ -188,11 +189,13 @@ class Cluster:
 
     @asynccontextmanager
     async def join(
-        self, role: str = "worker", address: str = "", *, follow: Follow | None = None
+        self, role: str = "worker", address: str = "", *, follow: Follow | None = None, has_clients: bool = True
     ) -> AsyncGenerator["Cluster", None]:
         """Be a member of the cluster for the duration of the block, with this role and health endpoint address.
-        `follow` also receives the events of runs that execute elsewhere; without it, only their end is awaited."""
+        `follow` also receives the events of runs that execute elsewhere; without it, only their end is awaited. A
+        process without clients is not notified of what only clients are shown, such as new events."""
         self._follow = follow or self._wait_until_ended
+        self._has_clients = has_clients
         try:
             await retry_while_unreachable(self._queue.open)
         except BaseException:
@@ -295,12 +298,27 @@ class Cluster:
         runs = [*await self._queue.release_stalled(), *await self._queue.enqueue_orphans(connection)]
         if runs:
             logger.warning("reassigned runs without an owner: runs=%s", ", ".join(runs))
-            payloads = [
-                notifications.encode_notification(notifications.Notification("begun", self._tenant, run_id))
-                for run_id in runs
-            ]
-            await connection.execute(_NOTIFY_MANY, (self._channel, payloads))
+            begun = [notifications.Notification("begun", self._tenant, run_id) for run_id in runs]
+            await self._notify_others(connection, begun)
         return runs
+
+    def _channels(self) -> list[str]:
+        """Return the channels that this process needs."""
+        return [self._channel, self._followed_channel] if self._has_clients else [self._channel]
+
+    async def _notify_others(
+        self, connection: psycopg.AsyncConnection[Any], found: Sequence[notifications.Notification]
+    ) -> None:
+        """Send notifications through Postgres: those of one channel in as few messages as possible."""
+        by_channel: dict[str, list[str]] = {}
+        for each in found:
+            channel = self._followed_channel if each.kind in notifications.FOLLOWED else self._channel
+            by_channel.setdefault(channel, []).append(notifications.encode_notification(each))
+        messages = [
+            (channel, each) for channel, texts in by_channel.items() for each in notifications.join_payloads(texts)
+        ]
+        channels, payloads = zip(*messages, strict=True)
+        await connection.execute(_NOTIFY_MANY, ([*channels], [*payloads]))
 
     async def _poll(self) -> None:
         while True:
@@ -313,7 +331,8 @@ class Cluster:
             async with await psycopg.AsyncConnection.connect(
                 self._url, **notifications.CONNECTION_OPTIONS
             ) as connection:
-                await connection.execute(_NOTIFY_MANY, (self._channel, list(payloads)))
+                joined = notifications.join_payloads(payloads)
+                await connection.execute(_NOTIFY_MANY, ([self._channel] * len(joined), joined))
         except (psycopg.Error, OSError) as error:
             logger.warning("notification not sent: error=%s", error)
 

@@ -14,6 +14,9 @@ from atlas_agents.core import store
 
 logger = logging.getLogger(__name__)
 Kind: TypeAlias = Literal["begun", "ended", "events", "stop", "asked", "answer", "job", "audit", "session"]
+FOLLOWED: frozenset[Kind] = frozenset(("events", "asked", "audit", "session"))
+"""Notifications that only processes with clients need. They have a channel of their own, so that a worker does not
+receive what all others write."""
 _MAX_PAYLOAD = 7900
 """Payload limit in bytes; Postgres accepts less than 8000."""
 CONNECTION_OPTIONS: dict[str, Any] = {
@@ -49,6 +52,17 @@ def encode_notification(notification: Notification) -> str:
     if len(text) > _MAX_PAYLOAD:
         text = msgspec.json.encode(msgspec.structs.replace(notification, session=""))
     return text.decode()
+
+
+def join_payloads(payloads: Iterable[str]) -> list[str]:
+    """Join encoded notifications to as few payloads as possible, one per line."""
+    joined: list[str] = []
+    for payload in payloads:
+        if joined and len(joined[-1].encode()) + len(payload.encode()) < _MAX_PAYLOAD:
+            joined[-1] += "\n" + payload
+        else:
+            joined.append(payload)
+    return joined
 
 
 def decode_notification(text: str) -> Notification | None:
@@ -122,10 +136,14 @@ class PostgresSubscriber:
     notifications in between were lost."""
 
     def __init__(
-        self, url: str, channel: str, on_notification: Callable[[Notification], None], on_reconnect: Callable[[], None]
+        self,
+        url: str,
+        channels: Callable[[], Sequence[str]],
+        on_notification: Callable[[Notification], None],
+        on_reconnect: Callable[[], None],
     ) -> None:
         self._url = url
-        self._channel = channel
+        self._channels = channels
         self._on_notification = on_notification
         self._on_reconnect = on_reconnect
         self.ready = asyncio.Event()
@@ -142,7 +160,8 @@ class PostgresSubscriber:
         while True:
             try:
                 async with await psycopg.AsyncConnection.connect(self._url, **CONNECTION_OPTIONS) as connection:
-                    await connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._channel)))
+                    for channel in self._channels():
+                        await connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
                     self.ready.set()
                     self._connected_at = time.monotonic()
                     self._on_reconnect()
@@ -157,8 +176,9 @@ class PostgresSubscriber:
     async def _receive(self, connection: psycopg.AsyncConnection[Any]) -> None:
         while True:
             async for message in connection.notifies(timeout=_PING_INTERVAL):
-                if (notification := decode_notification(message.payload)) is not None:
-                    self._on_notification(notification)
+                for payload in message.payload.split("\n"):
+                    if (notification := decode_notification(payload)) is not None:
+                        self._on_notification(notification)
             # A suspended server keeps its connections open but does not respond.
             async with asyncio.timeout(_PING_INTERVAL):
                 await connection.execute("SELECT 1")

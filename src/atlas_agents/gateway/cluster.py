@@ -628,7 +628,7 @@ async def run_worker(
     async with AsyncExitStack() as stack:
         stack.enter_context(stop_signals(lambda: (force_stop if stop.is_set() else stop).set()))
         url = await stack.enter_async_context(health_server.serve(readiness, metrics)) if health_server else ""
-        await stack.enter_async_context(cluster.join("worker", url))
+        await stack.enter_async_context(cluster.join("worker", url, has_clients=False))
         event_log = WorkerEventLog(atlas, metrics, grace, force_stop)
         await stack.enter_async_context(cluster.run_worker(event_log.follow, event_log.stop, event_log.figures))
         readiness.started.set()
