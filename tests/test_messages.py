@@ -1,5 +1,7 @@
 """Messages: frozen values, a union discriminated by `type`, and a byte-equal JSON round trip."""
 
+import time
+import uuid
 from typing import Any
 
 import pytest
@@ -21,6 +23,7 @@ from atlas_agents import (
     tool_message,
     user,
 )
+from atlas_agents.core.messages import new_ordered_id
 
 # Data that resembles a type of this package, or the object encoding of another one.
 LOOKALIKES: list[Any] = [
@@ -187,6 +190,16 @@ def test_text_calls_and_results_are_found_in_order() -> None:
     assert message.tool_calls == calls
     results = (ToolResult("1", "ok", 1), ToolResult("2", "error", "no", "failed"))
     assert tool_message(*results).tool_results == results
+
+
+def test_ordered_ids_are_unique_uuids_whose_beginning_is_the_time() -> None:
+    before = time.time_ns() // 1_000_000
+    ids = [uuid.UUID(new_ordered_id()) for _ in range(1000)]
+    after = time.time_ns() // 1_000_000
+    assert {(id.version, id.variant) for id in ids} == {(7, uuid.RFC_4122)}
+    times = [id.int >> 80 for id in ids]
+    assert times == sorted(times) and before <= times[0] and times[-1] <= after
+    assert len(set(ids)) == 1000
 
 
 def test_each_message_has_a_unique_id_and_a_time() -> None:

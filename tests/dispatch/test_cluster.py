@@ -22,11 +22,13 @@ from atlas_agents import (
     assistant,
     user,
 )
-from atlas_agents.core.store import AddMessage, Chain, JobRow, PutSession, Schedule, Write
+from atlas_agents.core.store import AcceptRun, AddMessage, Chain, JobRow, PutSession, Schedule, Write
 from atlas_agents.dispatch.cluster import Cluster
 from atlas_agents.dispatch.locks import LeaderElection
+from atlas_agents.dispatch.notifications import Notification
 from atlas_agents.dispatch.queue import Queue
-from atlas_agents.testing import Scripted, calls, says
+from atlas_agents.storage.postgres import PostgresStore
+from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
 from atlas_agents.tools.tool import tool
 from checks import TIMEOUT, measure_loop_time, wait_until
 
@@ -344,3 +346,27 @@ async def test_election_ends_although_a_broken_connection_replaces_the_cancellat
     with pytest.raises(asyncio.CancelledError):
         await asyncio.wait_for(election, TIMEOUT)
     assert election.cancelled()
+
+
+async def test_process_without_clients_receives_only_what_concerns_its_runs(url: str, schema: str) -> None:
+    received: dict[bool, list[Notification]] = {True: [], False: []}
+    store = PostgresStore(url, schema=schema)
+    await store.open()
+    await store.close()
+    async with asyncio.timeout(TIMEOUT), AsyncExitStack() as stack:
+        for has_clients, found in received.items():
+            cluster = Cluster(url, schema=schema)
+            in_memory_atlas(Scripted(), dispatcher=cluster)
+            cluster.subscribe(found.append)
+            await stack.enter_async_context(cluster.join(has_clients=has_clients))
+        this = await stack.enter_async_context(member(url, schema, Scripted(), executes_runs=False))
+        sessions = [PutSession(f"s{n}", label="x" * 50) for n in range(200)]  # more than one message can contain
+        runs: list[Write] = [AcceptRun(f"r{n}", f"s{n}", "a") for n in range(200)]
+        await this.store.commit("default", [*sessions, *runs])
+
+        async def all_received() -> bool:
+            return all(sum(each.kind == "begun" for each in found) == 200 for found in received.values())
+
+        await wait_until(all_received)
+    assert {each.kind for each in received[False]} == {"begun"}
+    assert [each.session for each in received[True] if each.kind == "session"] == [f"s{n}" for n in range(200)]

@@ -22,6 +22,7 @@ from atlas_agents.core.store import (
     ClaimRun,
     PutRecord,
     PutSession,
+    RefreshIndexes,
     ReleaseBudgets,
     ReserveEvents,
     SetRun,
@@ -417,3 +418,81 @@ async def test_epoch_is_unknown_until_a_later_commit_of_its_group_claims_the_run
     await store.commit(TENANT, [ClaimRun("r1"), ReserveEvents("r1", 1)])
     good, refused = await outcomes(store.commit(TENANT, each) for each in ([early], [ClaimRun("r1")]))
     assert good == [[2]] and [type(error) for error in refused] == [StaleOwner]
+
+
+async def test_sessions_are_indexed_while_commits_of_turns_are_written(
+    stores: list[PostgresStore], postgres_server: PostgresServer, schema: str
+) -> None:
+    await stores[0].commit(TENANT, [PutSession("s", label="zymurgy")])
+    async with await psycopg.AsyncConnection.connect(postgres_server.url) as turn:
+        await turn.execute("SELECT pg_advisory_xact_lock_shared(%s)", (tenant_lock_id(schema, TENANT),))
+        async with asyncio.timeout(TIMEOUT):
+            await asyncio.gather(*[store.commit(TENANT, [RefreshIndexes()]) for store in stores])
+            found = await stores[0].search_sessions(TENANT, "zymurgy")
+    assert [each.session for each in found.matches] == ["s"]
+
+
+async def test_day_is_summed_only_when_no_usage_of_it_can_be_missing(
+    stores: list[PostgresStore], postgres_server: PostgresServer, schema: str
+) -> None:
+    """A commit of a turn that is not finished yet may contain some."""
+    await stores[0].commit(TENANT, [AddUsage(UsageRow("2026-01-01", "s", "a", "m", 1, 1))])
+    lock = tenant_lock_id(schema, TENANT)
+    waits = """SELECT 1 FROM pg_locks WHERE NOT granted AND mode = 'ExclusiveLock'
+        AND (classid::bigint << 32 | objid::bigint) = %s"""
+    async with await psycopg.AsyncConnection.connect(postgres_server.url) as turn:
+        await turn.execute("SELECT pg_advisory_xact_lock_shared(%s)", (lock,))
+        summing = asyncio.create_task(stores[1].commit(TENANT, [RefreshIndexes()]))
+        async with asyncio.timeout(TIMEOUT):
+            while not await (await turn.execute(waits, (lock,))).fetchone():
+                assert not summing.done()
+    await summing
+    while (await stores[1].commit(TENANT, [RefreshIndexes()]))[0]:
+        pass
+    assert [each.input_tokens for each in await stores[0].sum_usage(TENANT, "agent_id")] == [1]
+
+
+async def test_events_of_a_commit_are_one_row_and_are_read_one_by_one(
+    stores: list[PostgresStore], postgres_server: PostgresServer, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also after events that are stored one by one. The first event of a number stays."""
+    stepwise, store, _ = stores
+    commit_step_by_step(stepwise, monkeypatch)
+    await with_run(store)
+    (epoch,) = await store.commit(TENANT, [ClaimRun("r1")])
+    await store.commit(TENANT, [ReserveEvents("r1", 9, epoch)])
+    await stepwise.commit(TENANT, [AddEvents("r1", ((1, b"one"), (2, b"")), epoch)])
+    long = b'{"event": 4}\n' * 9
+    await store.commit(TENANT, [AddEvents("r1", ((4, long), (3, b"\x00three"), (7, b"seven")), epoch)])
+    for other in (stepwise, store):
+        await other.commit(TENANT, [AddEvents("r1", ((3, b"again"), (4, b"again"), (5, b"five")), epoch)])
+    bodies = {1: b"one", 2: b"", 3: b"\x00three", 4: long, 5: b"five", 7: b"seven"}
+    async with await psycopg.AsyncConnection.connect(postgres_server.url) as other:
+        rows = await (await other.execute(f"SELECT seq, first FROM {schema}.events ORDER BY seq".encode())).fetchall()
+        assert rows == [(1, None), (2, None), (4, 3), (5, None), (7, None)]
+        for after in range(9):
+            for limit in (None, 0, 1, 2, 9):
+                found = await store.events(TENANT, "r1", after=after, limit=limit)
+                wanted = [(seq, body) for seq, body in bodies.items() if seq > after][:limit]
+                assert [(event.seq, event.body) for event in found] == wanted
+        await other.execute(f"UPDATE {schema}.events SET body = 'x' WHERE seq = 4".encode())
+    assert [event.seq for event in await store.events(TENANT, "r1")] == [1, 2, 5, 7]
+
+
+async def test_step_of_a_journal_is_written_once_in_a_group_of_commits(
+    stores: list[PostgresStore], postgres_server: PostgresServer, schema: str
+) -> None:
+    store = stores[0]
+    await with_run(store)
+    (epoch,) = await store.commit(TENANT, [ClaimRun("r1")])
+    step = AddJournal("r1", epoch, "intent", "c", b"{}")
+    writes = (AddUsage(UsageRow(DAY, "s", "a", "m")), step, step, AddJournal("r1", epoch, "outcome", "c", b"{}"))
+    _, refused = await outcomes(store.commit(TENANT, [each]) for each in writes)
+    assert list(map(type, refused)) == [Conflict]
+    with pytest.raises(Conflict, match="already has intent"):
+        await store.commit(TENANT, [step])
+    await store.commit(TENANT, [AddJournal("r1", epoch, "reply", "1", b"{}")])
+    assert find_journal_break(await store.journal(TENANT, "r1")) is None
+    async with await psycopg.AsyncConnection.connect(postgres_server.url) as other:
+        await other.execute(f"DELETE FROM {schema}.journal WHERE seq = 2".encode())
+    assert find_journal_break(await store.journal(TENANT, "r1")) == 2

@@ -475,6 +475,7 @@ async def test_tenants_with_the_same_ids_are_separate(store: Store) -> None:
 
 WITHOUT_TENANT = (
     "POSTGRES_BEGIN_STEPWISE",
+    "POSTGRES_BEGIN_SHARED",
     "POSTGRES_FUNCTION",
     "POSTGRES_CREATE_FUNCTION",
     "POSTGRES_WRITE_TURNS",
@@ -502,7 +503,8 @@ def test_every_statement_filters_by_tenant() -> None:
             found += [value] if isinstance(value, str) else value.values() if isinstance(value, dict) else value
     found += [statements.add_events(1), statements.add_messages(2), statements.list_jobs(2), statements.add_passages(1)]
     found += [statements.add_search_texts(1), statements.add_audit_blocks(1), statements.add_audit_values(1)]
-    found += [statements.add_tool_days(2)]
+    found += [statements.add_tool_days(2), statements.read_bodies(2), statements.note_last_turns(1)]
+    found += [statements.drop_search_labels(2), statements.put_search_sessions(2)]
     found += [statements.list_sessions(), statements.list_sessions(statements.OF_OWNER)]
     found += [statements.usage_by(("day",)), statements.usage_by_session(("session",)), statements.usage_bound()]
     found += [statements.usage_by_session(("session", "day"), owned=True), statements.usage_of_session(("agent_id",))]

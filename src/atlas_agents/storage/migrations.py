@@ -359,9 +359,19 @@ _SQLITE_COMPACT = {
         FROM runs r JOIN event_rows e ON e.id > r.number << 31 AND e.id < (r.number + 1) << 31""",
 }
 
+# Compact journal and events of Postgres. Each row is an entry in one index only, the hash of the step before is not
+# stored again, and a row of `events` has the events from `first` to `seq` in compressed form (NULL: one plain event).
+# No row is rewritten.
+_EIGHTEENTH = ("{event_packs}", "{journal_keys}", "{journal_previous}")
+_POSTGRES_COMPACT = {
+    "event_packs": "ALTER TABLE events ADD COLUMN first BIGINT",
+    "journal_keys": "ALTER TABLE journal DROP CONSTRAINT journal_tenant_run_id_kind_key_key",
+    "journal_previous": "ALTER TABLE journal DROP COLUMN previous",
+}
+
 STEPS: tuple[tuple[str, ...], ...] = (
     *(_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH, _SIXTH, _SEVENTH, _EIGHTH, _NINTH, _TENTH),
-    *(_ELEVENTH, _TWELFTH, _THIRTEENTH, _FOURTEENTH, _FIFTEENTH, _SIXTEENTH, _SEVENTEENTH),
+    *(_ELEVENTH, _TWELFTH, _THIRTEENTH, _FOURTEENTH, _FIFTEENTH, _SIXTEENTH, _SEVENTEENTH, _EIGHTEENTH),
 )
 VERSION = len(STEPS)
 
@@ -382,6 +392,7 @@ SQLITE = {
     **_SQLITE_COMPACT,
     "commit_tokens": "",
     **dict.fromkeys(_POSTGRES_FILL, ""),
+    **dict.fromkeys(_POSTGRES_COMPACT, ""),
 }
 POSTGRES = {
     "text": 'TEXT COLLATE "C"',
@@ -399,6 +410,7 @@ POSTGRES = {
     **_POSTGRES_USAGE,
     **_POSTGRES_TOKENS,
     **_POSTGRES_FILL,
+    **_POSTGRES_COMPACT,
     **dict.fromkeys(_SQLITE_COMPACT, ""),
 }
 

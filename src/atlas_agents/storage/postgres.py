@@ -23,6 +23,7 @@ from atlas_agents.core.aio import SYSTEM_CLOCK, BackgroundTasks, Clock, QueuedRe
 from atlas_agents.core.errors import StoreBusy, StoreError, StoreLost
 from atlas_agents.core.store import (
     DropSession,
+    EventRow,
     Hit,
     PutDocument,
     RefreshIndexes,
@@ -44,8 +45,8 @@ from atlas_agents.storage.sql.pipelined import (
     is_pipelined,
     unknown_journals,
 )
-from atlas_agents.storage.sql.reads import SqlReads
-from atlas_agents.storage.sql.tables import Query, Row, Steps, Vector, WriteContext, bind
+from atlas_agents.storage.sql.reads import SqlReads, limit_or_max
+from atlas_agents.storage.sql.tables import Query, Row, Steps, Vector, WriteContext, bind, unpack_events
 from atlas_agents.storage.sql.text_search import match_sessions_postgres, scope_values, search_postgres
 from atlas_agents.storage.sql.writes import apply_writes
 
@@ -225,6 +226,10 @@ class PostgresStore(SqlReads):
         if self._history_cache is not None and after == 0 and before is None and limit is None:
             return await self._history_cache.read(self.fetch, tenant, session)
         return await super().messages(tenant, session, after=after, before=before, limit=limit, last=last)
+
+    async def events(self, tenant: str, run_id: str, *, after: int = 0, limit: int | None = None) -> list[EventRow]:
+        query = bind(tenant, sql.EVENTS, run_id=run_id, after=after, limit=limit_or_max(limit))
+        return unpack_events(await self.fetch(query), after)[:limit]
 
     async def fetch(self, query: Query) -> list[Row]:
         group = self._groups.get(query.sql)

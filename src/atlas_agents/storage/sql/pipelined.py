@@ -6,7 +6,8 @@ checks step by step. If it finds something else than expected, it fails, and the
 the steps would reject.
 
 The transaction shares the lock of its tenant with others of this kind, while the steps hold it exclusively. Rows that
-others may change are locked in a fixed order: sessions by key, then the rows of runs by id, then the audit chain.
+others may change are locked in a fixed order: sessions by key, then the rows of runs by id, then the audit chain. An
+INSERT of rows that are usually new has no ON CONFLICT, which would write a second record to the WAL for each row.
 """
 
 from collections import Counter, OrderedDict
@@ -20,10 +21,12 @@ from atlas_agents.core.json import encode
 from atlas_agents.storage.hash_chain import START, audit_row, journal_row
 from atlas_agents.storage.sql import statements as sql
 from atlas_agents.storage.sql import tables
-from atlas_agents.storage.sql.tables import Query, Row, WriteContext, clean_text
+from atlas_agents.storage.sql.tables import Query, Row, WriteContext, clean_text, pack_bodies
 from atlas_agents.storage.sql.writes import MAX_RESERVED_EVENTS, changed_fields, new_run
 
 _MAX_JOURNALS = 8192
+_MIN_PACKED = 64
+"""Bytes of events from which on they are compressed."""
 _FIRST_OWNER = 1
 """Epoch of the first owner of a run, which begins its journal."""
 
@@ -123,6 +126,8 @@ class Batch:
         """Changes of sessions, and of runs that stay open, by key and id."""
         self.runs: dict[str, dict[str, Any]] = {}
         self.usage: dict[tuple[str, ...], dict[str, Any]] = {}
+        self.events: dict[str, dict[int, bytes]] = {}
+        """New events by run and number."""
         self.found: dict[str, store.Session] = {}
         """The sessions that were put, as they are now."""
         self._journals = journals
@@ -130,6 +135,7 @@ class Batch:
         self._finishers: list[Finisher] = []
         self._entries: list[tuple[Put, bytes]] = []
         self._steps: dict[str, store.JournalRow] = {}
+        self._step_keys: set[tuple[str, str, str]] = set()
         self._claimed: dict[str, int] = {}
         self._plan(commits)
 
@@ -142,6 +148,8 @@ class Batch:
             rows["changed_runs"] = list(self.runs.values())
         if self.usage:
             rows["usage"] = list(self.usage.values())
+        if self.events:
+            rows["events"] = [pack for run_id, events in self.events.items() for pack in _pack_events(run_id, events)]
         chain = {"chain": self._chain_lock} if self._entries else {}
         given = {"tenant": self.context.tenant, "now": self.context.now} | token | rows | self._locks() | chain
         queries = [Query(sql.POSTGRES_WRITE_TURNS, {"given": encode(given).decode()})]
@@ -197,8 +205,10 @@ class Batch:
         end = (last.seq, last.hash) if last else self._journals.get(self.context.tenant, write.run_id)
         if end is None and write.epoch == _FIRST_OWNER and self.runs.get(write.run_id, {}).get("claims"):
             end = 0, START
-        if end is None:
+        step_key = write.run_id, write.kind, write.key
+        if end is None or step_key in self._step_keys:
             raise NotPipelined
+        self._step_keys.add(step_key)
         seq, previous = end
         step = journal_row(write.run_id, seq + 1, write.kind, write.key, self.context.now, previous, write.payload)
         self._steps[write.run_id] = step
@@ -394,8 +404,29 @@ def _add_events(batch: Batch, write: store.AddEvents, put: Put) -> None:
     seqs = [seq for seq, _ in write.events]
     owner = {"run_id": write.run_id, "epoch": write.epoch, "first": min(seqs, default=1), "last": max(seqs, default=0)}
     batch.add("event_owners", owner)
+    events = batch.events.setdefault(write.run_id, {})
     for seq, body in write.events:
-        batch.add("events", {"run_id": write.run_id, "seq": seq, "body": body})
+        if seq in events:
+            raise NotPipelined
+        events[seq] = body
+
+
+def _pack_events(run_id: str, events: dict[int, bytes]) -> list[dict[str, Any]]:
+    """Return the rows of the new events of a run: one for each range of numbers without a gap, unless it is tiny."""
+    ranges: list[list[int]] = []
+    for seq in sorted(events):
+        if ranges and ranges[-1][-1] == seq - 1:
+            ranges[-1].append(seq)
+        else:
+            ranges.append([seq])
+    rows: list[dict[str, Any]] = []
+    for seqs in ranges:
+        bodies = [events[seq] for seq in seqs]
+        if sum(map(len, bodies)) < _MIN_PACKED:
+            rows += [{"run_id": run_id, "seq": seq, "body": body} for seq, body in zip(seqs, bodies, strict=True)]
+        else:
+            rows.append({"run_id": run_id, "seq": seqs[-1], "first": seqs[0], "body": pack_bodies(bodies)})
+    return rows
 
 
 def _add_usage(batch: Batch, write: store.AddUsage, put: Put) -> None:

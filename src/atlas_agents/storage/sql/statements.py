@@ -144,8 +144,19 @@ JOURNAL_END = """
 SELECT r.status, r.epoch, j.seq, j.hash FROM runs r LEFT JOIN journal j ON j.tenant = :tenant AND j.run_id = r.id
     AND j.seq = (SELECT max(seq) FROM journal WHERE tenant = :tenant AND run_id = :run_id)
 WHERE r.tenant = :tenant AND r.id = :run_id"""
-ADD_JOURNAL = f"{t.JOURNAL.insert()} ON CONFLICT (tenant, run_id, kind, key) DO NOTHING RETURNING seq"
-JOURNAL = f"SELECT {t.JOURNAL.columns} FROM journal WHERE tenant = :tenant AND run_id = :run_id ORDER BY seq"
+_STORED_STEP = [name for name in t.JOURNAL.names if name != "previous"]
+"""The hash of the step before is not stored twice."""
+ADD_JOURNAL = f"""
+INSERT INTO journal (tenant, {", ".join(_STORED_STEP)})
+SELECT CAST(:tenant AS TEXT), CAST(:run_id AS TEXT), CAST(:seq AS BIGINT), CAST(:kind AS TEXT), CAST(:key AS TEXT),
+    CAST(:payload AS BYTEA), CAST(:at AS BIGINT), CAST(:hash AS TEXT)
+WHERE NOT EXISTS (
+    SELECT 1 FROM journal WHERE tenant = :tenant AND run_id = :run_id AND kind = :kind AND key = :key)
+RETURNING seq"""
+_PREVIOUS_HASH = "CASE WHEN lag(seq) OVER (ORDER BY seq) = seq - 1 THEN lag(hash) OVER (ORDER BY seq) ELSE '' END"
+JOURNAL = f"""
+SELECT {t.JOURNAL.select(previous=_PREVIOUS_HASH)} FROM journal WHERE tenant = :tenant AND run_id = :run_id
+ORDER BY seq"""
 AUDIT_END = "SELECT seq, hash FROM audit WHERE tenant = :tenant ORDER BY seq DESC LIMIT 1"
 NEXT_AUDIT_TENANT = "SELECT tenant FROM audit WHERE tenant > :after ORDER BY tenant LIMIT 1"
 ADD_AUDIT = t.AUDIT.insert()
@@ -161,8 +172,9 @@ UPDATE runs SET events = events + :count, said_at = :now, epoch = epoch + :taken
 WHERE tenant = :tenant AND id = :run_id RETURNING events, epoch - :taken"""
 RESERVED_EVENTS = "SELECT events, epoch FROM runs WHERE tenant = :tenant AND id = :run_id"
 EVENTS = f"""
-SELECT {t.EVENTS.columns} FROM events WHERE tenant = :tenant AND run_id = :run_id AND seq > :after
+SELECT {t.EVENTS.columns}, first FROM events WHERE tenant = :tenant AND run_id = :run_id AND seq > :after
 ORDER BY seq LIMIT :limit"""
+"""On Postgres, a row has all events from `first` to `seq`."""
 
 
 @cache
@@ -175,8 +187,12 @@ def add_messages(count: int) -> str:
 @cache
 def add_events(count: int) -> str:
     """Return the INSERT of several events, with the parameters `:seq0`, `:body0` and so on."""
-    rows = ", ".join(f"(:tenant, :run_id, :seq{n}, :body{n})" for n in range(count))
-    return f"INSERT INTO events (tenant, run_id, seq, body) VALUES {rows} ON CONFLICT (tenant, run_id, seq) DO NOTHING"
+    rows = ", ".join(f"(CAST(:seq{n} AS BIGINT), CAST(:body{n} AS BYTEA))" for n in range(count))
+    return f"""INSERT INTO events (tenant, run_id, seq, body)
+SELECT CAST(:tenant AS TEXT), CAST(:run_id AS TEXT), w.seq, w.body FROM (VALUES {rows}) AS w (seq, body)
+WHERE NOT EXISTS (
+    SELECT 1 FROM events e WHERE e.tenant = :tenant AND e.run_id = :run_id AND e.seq >= w.seq AND e.first <= w.seq)
+ON CONFLICT (tenant, run_id, seq) DO NOTHING"""
 
 
 # Several reads in one statement, for Postgres only: each parameter is an array. Each row begins with the number of its
@@ -195,9 +211,9 @@ JOIN runs r ON r.tenant = :tenant AND r.id = w.id""",
 SELECT w.n, {t.RUNS.select("r")} FROM unnest(CAST(:session AS TEXT[])) WITH ORDINALITY AS w (session, n)
 JOIN runs r ON r.tenant = :tenant AND r.session = w.session AND r.status = 'queued' ORDER BY w.n, r.place""",
     EVENTS: f"""
-SELECT w.n, {t.EVENTS.select("e")} FROM unnest(CAST(:run_id AS TEXT[]), CAST(:after AS BIGINT[]),
+SELECT w.n, {t.EVENTS.select("e")}, e.first FROM unnest(CAST(:run_id AS TEXT[]), CAST(:after AS BIGINT[]),
     CAST(:limit AS BIGINT[])) WITH ORDINALITY AS w (run_id, after, count, n)
-CROSS JOIN LATERAL (SELECT {t.EVENTS.columns} FROM events
+CROSS JOIN LATERAL (SELECT {t.EVENTS.columns}, first FROM events
     WHERE tenant = :tenant AND run_id = w.run_id AND seq > w.after ORDER BY seq LIMIT w.count) e
 ORDER BY w.n, e.seq""",
     LAST_MESSAGES: f"""
@@ -241,7 +257,7 @@ _INSERTED_SESSION = t.SESSIONS.select(
     created_at="at_time",
     updated_at="newest",
 )
-_DECODED = {name: f"decode(w.{name}, 'base64')" for name in ("metadata", "request")}
+_DECODED = {name: f"decode(w.{name}, 'base64')" for name in ("metadata", "request", "payload")}
 _CHANGED_SESSION = ", ".join(
     f"{name} = coalesce({_DECODED.get(name, f'w.{name}')}, s.{name})"
     for name in PutSession.__struct_fields__
@@ -345,13 +361,14 @@ IF given ? 'usage' THEN
     ON CONFLICT (tenant, {", ".join(t.USAGE_KEY)}) DO UPDATE SET {_ADDED_USAGE};
 END IF;
 IF given ? 'steps' THEN
-    INSERT INTO journal (tenant, {t.JOURNAL.columns})
-    SELECT of_tenant, {t.JOURNAL.select("w", payload="decode(w.payload, 'base64')")}
+    INSERT INTO journal (tenant, {", ".join(_STORED_STEP)})
+    SELECT of_tenant, {", ".join(_DECODED.get(name, f"w.{name}") for name in _STORED_STEP)}
     FROM {t.JOURNAL.recordset("given->'steps'", epoch="BIGINT", is_first="BOOLEAN")}
     JOIN runs r ON r.tenant = of_tenant AND r.id = w.run_id AND r.epoch = w.epoch AND r.{_OPEN}
-    WHERE NOT w.is_first OR w.seq = 1 OR EXISTS (SELECT 1 FROM journal p
-        WHERE p.tenant = of_tenant AND p.run_id = w.run_id AND p.seq = w.seq - 1 AND p.hash = w.previous)
-    ON CONFLICT DO NOTHING;
+    WHERE (NOT w.is_first OR w.seq = 1 OR EXISTS (SELECT 1 FROM journal p
+        WHERE p.tenant = of_tenant AND p.run_id = w.run_id AND p.seq = w.seq - 1 AND p.hash = w.previous))
+        AND NOT EXISTS (SELECT 1 FROM journal s
+            WHERE s.tenant = of_tenant AND s.run_id = w.run_id AND s.kind = w.kind AND s.key = w.key);
     GET DIAGNOSTICS changed = ROW_COUNT;
     IF changed <> jsonb_array_length(given->'steps') THEN RAISE EXCEPTION 'journal not as expected'; END IF;
 END IF;
@@ -380,9 +397,14 @@ IF given ? 'event_owners' THEN
         LEFT JOIN runs r ON r.tenant = of_tenant AND r.id = w.run_id
         WHERE r.id IS NULL OR (w.epoch IS NOT NULL AND w.epoch <> r.epoch) OR w.first < 1 OR w.last > r.events)
     THEN RAISE EXCEPTION 'events not reserved'; END IF;
-    INSERT INTO events (tenant, {t.EVENTS.columns})
-    SELECT of_tenant, {t.EVENTS.select("w", body="decode(w.body, 'base64')")}
-    FROM {t.EVENTS.recordset("given->'events'")} ON CONFLICT (tenant, run_id, seq) DO NOTHING;
+    IF EXISTS (
+        SELECT 1 FROM jsonb_to_recordset(given->'events') AS w (run_id TEXT, first BIGINT, seq BIGINT)
+        JOIN events e ON e.tenant = of_tenant AND e.run_id = w.run_id AND e.seq >= coalesce(w.first, w.seq)
+            AND coalesce(e.first, e.seq) <= w.seq)
+    THEN RAISE EXCEPTION 'events exist'; END IF;
+    INSERT INTO events (tenant, {t.EVENTS.columns}, first)
+    SELECT of_tenant, {t.EVENTS.select("w", body="decode(w.body, 'base64')")}, w.first
+    FROM {t.EVENTS.recordset("given->'events'", first="BIGINT")};
 END IF;
 IF given ? 'chain' THEN
     PERFORM pg_advisory_xact_lock(CAST(given->>'chain' AS BIGINT));
@@ -855,11 +877,11 @@ PRUNE_ROWS = {
     "events": """
 DELETE FROM events WHERE tenant = :tenant AND run_id = :run_id AND seq IN
     (SELECT seq FROM events WHERE tenant = :tenant AND run_id = :run_id ORDER BY seq DESC LIMIT :limit)
-RETURNING length(body)""",
+RETURNING length(body), seq - coalesce(first, seq) + 1""",
     "journal": """
 DELETE FROM journal WHERE tenant = :tenant AND run_id = :run_id AND seq IN
     (SELECT seq FROM journal WHERE tenant = :tenant AND run_id = :run_id ORDER BY seq DESC LIMIT :limit)
-RETURNING length(payload)""",
+RETURNING length(payload), 1""",
 }
 MARK_PRUNED = {
     "events": "UPDATE runs SET said_at = NULL WHERE tenant = :tenant AND id = :run_id",
@@ -879,7 +901,7 @@ DELETE FROM counters WHERE tenant = :tenant AND (agent_id, day) IN
 COUNT_PRUNABLE = {
     "counters": f"SELECT 0, (SELECT count(*) {_EXPIRED_BUDGETS}) + (SELECT count(*) {_EXPIRED_COUNTERS}), 0",
     "events": f"""
-SELECT count(DISTINCT r.id), count(e.seq), coalesce(sum(length(e.body)), 0)
+SELECT count(DISTINCT r.id), coalesce(sum(e.seq - coalesce(e.first, e.seq) + 1), 0), coalesce(sum(length(e.body)), 0)
 FROM runs r LEFT JOIN events e ON e.tenant = :tenant AND e.run_id = r.id WHERE {_EXPIRED_EVENTS}""",
     "journal": f"""
 SELECT count(DISTINCT r.id), count(j.seq), coalesce(sum(length(j.payload)), 0)
@@ -937,10 +959,10 @@ DELETE FROM event_rows WHERE id IN
     (SELECT e.id FROM runs r CROSS JOIN event_rows e WHERE {_OF_SESSION} AND {_EVENTS_RANGE})""",
     PRUNE_ROWS["events"]: f"""
 DELETE FROM event_rows WHERE id IN (SELECT e.id FROM runs r CROSS JOIN event_rows e
-    WHERE {_OF_RUN} AND {_EVENTS_RANGE} ORDER BY e.id DESC LIMIT :limit) RETURNING length(body)""",
+    WHERE {_OF_RUN} AND {_EVENTS_RANGE} ORDER BY e.id DESC LIMIT :limit) RETURNING length(body), 1""",
     PRUNE_ROWS["journal"]: f"""
 DELETE FROM journal_rows WHERE id IN (SELECT j.id FROM runs r CROSS JOIN journal_rows j
-    WHERE {_OF_RUN} AND {_JOURNAL_RANGE} ORDER BY j.id DESC LIMIT :limit) RETURNING length(payload)""",
+    WHERE {_OF_RUN} AND {_JOURNAL_RANGE} ORDER BY j.id DESC LIMIT :limit) RETURNING length(payload), 1""",
     COUNT_PRUNABLE["events"]: f"""
 SELECT count(DISTINCT r.id), count(e.id), coalesce(sum(length(e.body)), 0)
 FROM runs r LEFT JOIN event_rows e ON {_EVENTS_RANGE} WHERE {_EXPIRED_EVENTS}""",

@@ -539,8 +539,8 @@ def _prune(context: WriteContext, write: store.Prune) -> Steps[store.Pruned]:
         if left <= 0:
             break
         dropped = yield context.bind(sql.PRUNE_ROWS[write.what], run_id=run_id, limit=left)
-        rows += len(dropped)
-        size += sum(length for (length,) in dropped)
+        rows += sum([count for _, count in dropped])
+        size += sum([length for length, _ in dropped])
         if len(dropped) < left:
             yield context.bind(sql.MARK_PRUNED[write.what], run_id=run_id)
             if write.what == "journal":
