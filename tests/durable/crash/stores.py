@@ -18,7 +18,8 @@ from crash.faulty_store import FaultyStore
 Rows: TypeAlias = Sequence[Sequence[Any]]
 QUERIES = (
     "SELECT id, session, status, epoch, idempotency_key, error, agent_id FROM runs ORDER BY session, place",
-    "SELECT run_id, seq, kind, key, payload, at, previous, hash FROM journal ORDER BY run_id, seq",
+    "SELECT run_id, seq, kind, key, payload, at, coalesce(lag(hash) OVER (PARTITION BY run_id ORDER BY seq), ''), hash"
+    " FROM journal ORDER BY run_id, seq",
     "SELECT session, seq, id, run_id, body FROM messages ORDER BY session, seq",
     "SELECT seq, entry, previous, hash FROM audit ORDER BY seq",
     "SELECT id, run_id, call_id, question, answer, expires_at, answered_at FROM approvals ORDER BY id",
