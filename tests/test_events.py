@@ -4,6 +4,7 @@ import asyncio
 import gc
 import logging
 import threading
+import weakref
 from typing import Any
 
 import pytest
@@ -33,6 +34,21 @@ async def weather(city: str) -> str:
 
 
 # The order
+
+
+async def test_turn_that_has_ended_is_freed_without_the_garbage_collector() -> None:
+    model = Scripted(calls("weather", city="Rome"), says("Sunny."))
+    async with in_memory_atlas(model, tools=[weather]) as atlas:
+        gc.disable()
+        try:
+            stream = atlas.send("Hi")
+            await stream.reply()
+            run = weakref.ref(vars(stream)["_run"])
+            await asyncio.sleep(0)  # its task ends
+            del stream
+            assert run() is None
+        finally:
+            gc.enable()
 
 
 async def test_events_of_a_plain_answer() -> None:

@@ -414,3 +414,20 @@ def test_invalid_interceptors_of_an_agent_are_rejected() -> None:
     single: Any = Interceptor(outgoing=shout)
     with pytest.raises(ConfigError, match="agent 'a': interceptors=… takes a list"):
         Agent("a", interceptors=single)
+
+
+# A model of a hook
+
+
+async def test_hook_cannot_ask_a_model_for_a_turn_that_has_ended() -> None:
+    kept: list[TurnContext[Any]] = []
+
+    async def keep(message: Message, context: TurnContext[Any]) -> Message:
+        kept.append(context)
+        assert await context.ask_model("Is it fine?", model=Scripted(says("Yes."))) == "Yes."
+        return message
+
+    async with in_memory_atlas(Scripted(says("Sure.")), interceptors=[Interceptor(outgoing=keep)]) as atlas:
+        await atlas.ask("Go")
+        with pytest.raises(ConfigError, match="this one has ended"):
+            await kept[0].ask_model("And now?", model=Scripted(says("Yes.")))

@@ -359,6 +359,19 @@ async def test_no_statement_scans_a_whole_table(store: SqliteStore) -> None:
             }, (name, plan)
 
 
+@pytest.mark.parametrize("name", ["START_NEXT", "QUEUED_RUNS_OF", "NOTE_LAST_TURNS"])
+async def test_statement_of_a_turn_does_not_read_all_turns_of_its_session(store: SqliteStore, name: str) -> None:
+    statement: str = vars(statements)[name]
+    form = statements.SQLITE_FORMS.get(statement, statement)
+    with contextlib.closing(sqlite3.connect(store.path)) as connection:
+        values = dict.fromkeys(re.findall(r":(\w+)", form), 1)
+        plan = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {form}", values)]
+    searched = [line for line in plan if line.startswith("SEARCH runs ")]
+    few = ("INDEX runs_open", "INDEX runs_active", "AND place=?", "AND place>?")
+    assert searched
+    assert all(any(each in line for each in few) for line in searched), plan
+
+
 async def test_documented_statements_remove_the_words_of_a_deleted_session_from_the_file(tmp_path: Path) -> None:
     file, guide = tmp_path / "atlas.db", Path(__file__).parents[2] / "docs" / "guide" / "operations.md"
     store = SqliteStore(file)
