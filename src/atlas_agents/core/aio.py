@@ -297,7 +297,12 @@ SYSTEM_CLOCK = SystemClock()
 
 def utc_day(seconds: float) -> str:
     """Return the UTC day of a Unix timestamp, for example `2026-11-15`."""
-    return time.strftime("%Y-%m-%d", time.gmtime(seconds))
+    return _day(int(seconds // 86_400))
+
+
+@functools.lru_cache(maxsize=16)
+def _day(number: int) -> str:
+    return time.strftime("%Y-%m-%d", time.gmtime(number * 86_400))
 
 
 def days_ahead(day: str) -> tuple[str, str]:

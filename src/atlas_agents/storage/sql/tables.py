@@ -82,12 +82,11 @@ def bind(tenant: str, sql: str, /, **values: Any) -> Query:
 def _bind_checked(tenant: str, sql: str, values: dict[str, Any]) -> Query:
     values["tenant"] = tenant
     for name, value in values.items():
-        kind = cast(object, type(value))
-        if kind is not str:
-            if kind is not bytes and value is not None:
-                _check_value(name, value)
-        elif not value.isascii() or "\0" in value:
-            _check_text(name, value)
+        if type(value) is str:
+            if not value.isascii() or "\0" in value:
+                _check_text(name, value)
+        elif value is not None and type(value) is not bytes and not (type(value) is int and _MIN <= value <= _MAX):
+            _check_value(name, value)
     if not tenant:
         raise StoreError("the tenant must not be empty")
     return Query(sql, values)
