@@ -134,6 +134,15 @@ async def test_long_session_is_indexed_in_several_batches(store: Store) -> None:
     assert (await store.commit(TENANT, [RefreshIndexes()]))[0] == 0
 
 
+async def test_batch_reads_few_large_messages(store: Store) -> None:
+    await add_session(store, "large", *[f"word{number} {'x' * 200_000}" for number in range(6)])
+    batches = 0
+    while (await store.commit(TENANT, [RefreshIndexes()]))[0]:
+        batches += 1
+    assert batches >= 3
+    assert await find(store, "word5") == await find(store, "word0") == ["large"]
+
+
 async def test_audit_rows_are_indexed_together_with_sessions_that_change_all_the_time(store: Store) -> None:
     await add_session(store, "busy", "a word")
     await fill_audit(store, AUDIT_BLOCK)

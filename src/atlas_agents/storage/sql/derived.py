@@ -26,6 +26,8 @@ BATCH = 32
 """Sessions of one batch."""
 _MAX_MESSAGES = 60
 """Limit of one batch, which takes about 10 ms. Each session counts as one more."""
+_MAX_BYTES = 256 * 1024
+"""Bytes of the messages of a session from which on the next batch continues with it."""
 _MAX_TEXT, _MAX_WORD = 64 * 1024, 64
 """Characters of a message and of a word that are indexed."""
 AUDIT = "audit"
@@ -138,7 +140,7 @@ def _index_sessions(context: WriteContext) -> Steps[int]:
 def _index_messages(context: WriteContext, sessions: Sequence[_Pending], limits: Sequence[int]) -> Steps[list[int]]:
     """Index a limited number of messages of each session. Returns the last message of each that is indexed."""
     wanted = [
-        {"session": session.key, "after": session.message, "limit": limit}
+        {"session": session.key, "after": session.message, "limit": limit, "size": _MAX_BYTES}
         for session, limit in zip(sessions, limits, strict=True)
         if limit
     ]
@@ -160,7 +162,8 @@ def _index_messages(context: WriteContext, sessions: Sequence[_Pending], limits:
     indexed = list[int]()
     for session, limit in zip(sessions, limits, strict=True):
         rows = found.get(session.key, [])
-        indexed.append(rows[-1][0] if rows and len(rows) == limit else max(session.last_message, session.message))
+        is_cut = len(rows) == limit or sum(len(body) for _, body in rows) >= _MAX_BYTES
+        indexed.append(rows[-1][0] if rows and is_cut else max(session.last_message, session.message))
     states = [
         {"session": session.key, "label": session.label, "message": last, "run": session.last_run}
         for session, last in zip(sessions, indexed, strict=True)

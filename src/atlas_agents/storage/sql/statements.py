@@ -824,9 +824,15 @@ def audit_in_ranges(count: int) -> str:
 
 @cache
 def read_bodies(count: int) -> str:
-    """Return the next messages of several sessions, with the parameters `:session0`, `:after0`, `:limit0` and so on."""
-    one = """SELECT * FROM (SELECT session, seq, body FROM messages
-    WHERE tenant = :tenant AND session = :session{0} AND seq > :after{0} ORDER BY seq LIMIT :limit{0}) w{0}"""
+    """Return the next messages of several sessions, with the parameters `:session0`, `:after0`, `:limit0` and so on.
+
+    Those of a session end with the one that makes them `:size0` bytes long, or longer.
+    """
+    one = """SELECT session, seq, body FROM (
+    SELECT session, seq, body, sum(length(body)) OVER (ORDER BY seq) - length(body) AS size_before FROM (
+        SELECT session, seq, body FROM messages
+        WHERE tenant = :tenant AND session = :session{0} AND seq > :after{0} ORDER BY seq LIMIT :limit{0}) w{0}) m{0}
+WHERE size_before < :size{0}"""
     return " UNION ALL ".join(one.format(n) for n in range(count))
 
 
