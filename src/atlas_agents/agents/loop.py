@@ -81,36 +81,27 @@ async def run_turn(run: Run, message: Message | None, execute: TurnFunction = ru
     status = "failed"
     with run.trace:
         try:
-            reply = await _run_turn(run, message, execute)
+            reply = await _run_in_order(run, await accept_message(run, message), execute)
             status = "done"
         except (DuplicateRun, Steered):
             status = ""
             raise
         except asyncio.CancelledError:
+            await run.end("cancelled")
             status = "cancelled"
+            if not run.detached:
+                run.emit(events.StreamEnd(run.id, run.usage, cancelled=True))
             raise
+        except Exception as failure:
+            if run.fenced or not run.detached:
+                run.emit(events.StreamEnd(run.id, run.usage, error=str(failure)))
+                run.emit(events.ErrorRaised(run.id, str(failure), failure_kind(failure)))
+            raise
+        else:
+            run.emit(events.StreamEnd(run.id, run.usage))
+            run.emit(events.MessageReceived(run.id, reply))
         finally:
             run.record_end(status)
-    return reply
-
-
-async def _run_turn(run: Run, message: Message | None, execute: TurnFunction) -> Message:
-    try:
-        reply = await _run_in_order(run, await accept_message(run, message), execute)
-    except (DuplicateRun, Steered):
-        raise
-    except asyncio.CancelledError:
-        await run.end("cancelled")
-        if not run.detached:
-            run.emit(events.StreamEnd(run.id, run.usage, cancelled=True))
-        raise
-    except Exception as failure:
-        if run.fenced or not run.detached:
-            run.emit(events.StreamEnd(run.id, run.usage, error=str(failure)))
-            run.emit(events.ErrorRaised(run.id, str(failure), failure_kind(failure)))
-        raise
-    run.emit(events.StreamEnd(run.id, run.usage))
-    run.emit(events.MessageReceived(run.id, reply))
     return reply
 
 

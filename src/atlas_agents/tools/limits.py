@@ -56,7 +56,8 @@ class Slots:
 
     def __init__(self, count: int) -> None:
         self.free = count
-        self._waiters: deque[asyncio.Future[None]] = deque()
+        self._waiters: deque[asyncio.Future[None]] | None = None
+        """Calls that wait; None while none ever did, because each turn has its slots."""
 
     async def acquire(self) -> None:
         """Take a slot, waiting for one if none is free."""
@@ -64,14 +65,15 @@ class Slots:
             self.free -= 1
             return
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
+        waiters = self._waiters = deque[asyncio.Future[None]]() if self._waiters is None else self._waiters
+        waiters.append(waiter)
         try:
             await waiter
         except asyncio.CancelledError:
             if not waiter.cancelled():  # cancelled in the moment that it got a slot
                 self.release()
-            elif waiter in self._waiters:
-                self._waiters.remove(waiter)
+            elif waiter in waiters:
+                waiters.remove(waiter)
             raise
 
     def release(self) -> None:
