@@ -151,6 +151,19 @@ async def test_audit_rows_are_indexed_together_with_sessions_that_change_all_the
 
 
 @pytest.mark.durable
+async def test_search_finds_a_message_whose_commit_was_visible_late(store: Store, location: tuple[str, str]) -> None:
+    """Its session changed before others that are indexed already."""
+    for key in ("late", "other"):
+        await add_session(store, key, "word")
+    assert await find(store, "word") == ["other", "late"]
+    with database(*location) as execute:
+        late = "(SELECT max(updated_at) - 16000 FROM sessions)"
+        execute(f"UPDATE sessions SET last_message = last_message + 1, updated_at = {late} WHERE key = 'late'")
+        execute("UPDATE messages SET seq = seq + 1, id = id || 'x' WHERE session = 'late'")
+    assert await find(store, "word") == ["late", "other"]
+
+
+@pytest.mark.durable
 async def test_index_continues_after_a_restart(store: Store, make_store: Make) -> None:
     for number in range(100):
         await add_session(store, f"s{number}", f"word{number}")

@@ -20,8 +20,10 @@ from atlas_agents.storage.sql.text_search import session_owners
 
 SESSIONS = "sessions"
 """Name of the position in the sessions of a tenant: the `updated_at` up to which they are indexed."""
-OVERLAP_MS = 10_000
-"""Sessions that changed this long before the position are checked again, in case commits were not made in order."""
+OVERLAP_MS = 20_000
+"""Sessions that changed this long before the position are checked again, in case commits were not made in order: on
+Postgres, a commit that has chosen its time may wait for 5 seconds and be idle for 10 until others see it, and its time
+may be a second old."""
 BATCH = 32
 """Sessions of one batch."""
 _MAX_MESSAGES = 60
