@@ -547,7 +547,7 @@ def find_stored_secrets(values: Mapping[str, str]) -> list[str]:
 
     Others, such as folders and regions, must stay readable in the results of tools.
     """
-    return [value for name, value in values.items() if _is_secret_variable(name, value) or looks_random(value)]
+    return [*find_secret_variables(values), *filter(looks_random, values.values())]
 
 
 def _is_secret_variable(name: str, value: str) -> bool:
