@@ -238,9 +238,9 @@ async def test_commit_that_a_stopped_server_process_executes_late_is_found_and_n
         while not await is_deciding(server):
             continue
         await stopper.resume()
-        await commit
-        assert [message.id for message in await store.messages(TENANT, "s")] == ["m"]
-        assert [row.entry for row in await store.audit(TENANT)] == [b"in"]
+        _, message, entry, *_ = await commit
+        assert await store.messages(TENANT, "s") == [message] and message.id == "m"
+        assert await store.audit(TENANT) == [entry] and entry.entry == b"in"
 
 
 @pytest.mark.parametrize("writes", [TURN, STEPWISE], ids=["in two messages", "step by step"])

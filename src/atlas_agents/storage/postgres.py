@@ -46,7 +46,7 @@ from atlas_agents.storage.sql.pipelined import (
     unknown_journals,
 )
 from atlas_agents.storage.sql.reads import SqlReads, limit_or_max
-from atlas_agents.storage.sql.tables import Query, Row, Steps, Vector, WriteContext, bind, unpack_events
+from atlas_agents.storage.sql.tables import AUDIT, Query, Row, Steps, Vector, WriteContext, bind, unpack_events
 from atlas_agents.storage.sql.text_search import match_sessions_postgres, scope_values, search_postgres
 from atlas_agents.storage.sql.writes import apply_writes
 
@@ -74,6 +74,8 @@ ON CONFLICT (id) DO UPDATE SET written_at = now(),
 """Decides whether a transaction was committed: waits until it has ended, and returns whether its token is there. If
 not, a higher one takes its place, so that the transaction fails should it arrive later."""
 _TOKEN_STEP = 2
+_LAST_AUDIT_ROWS = 1000
+"""Rows at the end of the audit log among which those of a commit are after its outcome was unclear."""
 _PRUNE_TOKENS = """DELETE FROM commit_tokens WHERE id IN (
 SELECT id FROM commit_tokens WHERE written_at < now() - interval '1 day' FOR UPDATE SKIP LOCKED)"""
 """A token is needed for as long as a writer retries, which is seconds. A live writer whose row is deleted inserts it
@@ -359,10 +361,11 @@ class ReadGroup:
 class _UnclearCommit(Exception):
     """The connection was lost between COMMIT and its answer."""
 
-    def __init__(self, token: int, after_commit: Sequence[AfterCommit | None]) -> None:
+    def __init__(self, token: int, after_commit: Sequence[AfterCommit | None], batch: Batch | None = None) -> None:
         super().__init__(token)
         self.token = token
         self.after_commit = after_commit
+        self.batch = batch
 
 
 class _CommitFailed(Exception):
@@ -441,7 +444,7 @@ class Writer:
                 _call_all(await self._commit_transaction(tenant, group))
                 return
             except _UnclearCommit as unclear:
-                if await self._was_committed(tenant, unclear.token, end):
+                if await self._was_committed(tenant, unclear.token, end, unclear.batch):
                     _call_all(unclear.after_commit)
                     return
                 failure: StoreError = StoreLost("lost Postgres while committing; nothing was written, try again")
@@ -479,7 +482,7 @@ class Writer:
         """Commit a group with two messages. Raises `NotPipelined` if it must be repeated step by step."""
         commits = [queued.request for queued in group]
         token = next(self._tokens)
-        committing, after_commit = False, list[AfterCommit | None]()
+        committing, after_commit, batch = False, list[AfterCommit | None](), None
         async with self._pool.connection(timeout=1.0) as connection:
             try:
                 batch = await self._plan(connection, tenant, commits)
@@ -488,13 +491,15 @@ class Writer:
                     await connection.execute("BEGIN", prepare=False)
                     cursors = [await postgres_connection.send(connection, query) for query in queries]
                     batch.finish([await postgres_connection.receive(cursor) for cursor in cursors])
-                    for query in batch.final_queries:
-                        await postgres_connection.send(connection, query)
                     after_commit = [batch.note_committed, await self._call_hook(connection, tenant, batch, commits)]
                     for queued, queued.result in zip(group, batch.results, strict=True):
                         queued.error = None
                     committing = True
+                    # The end of the audit chain is locked last: until the COMMIT, which is in the same message.
+                    cursors = [await postgres_connection.send(connection, query) for query in batch.final_queries]
                     await connection.execute("COMMIT", prepare=False)
+                    answered = cursors if batch.is_chained_by_server else ()
+                    ends = [await postgres_connection.receive(cursor) for cursor in answered]
             except BaseException as error:
                 await _roll_back(connection)
                 if not isinstance(error, Exception):
@@ -502,8 +507,9 @@ class Writer:
                 if not isinstance(error, psycopg.Error) or not postgres_connection.is_retried(error):
                     raise NotPipelined from error
                 if committing and postgres_connection.is_lost(error):
-                    raise _UnclearCommit(token, after_commit) from error
+                    raise _UnclearCommit(token, after_commit, batch) from error
                 raise
+            batch.finish_audit(ends)  # nothing is repeated from here on
             self.transactions += 1
             return after_commit
 
@@ -590,7 +596,7 @@ class Writer:
                 postgres_connection.translate_error(error) if isinstance(error, psycopg.Error) else error
             ) from None
 
-    async def _was_committed(self, tenant: str, token: int, end: float) -> bool:
+    async def _was_committed(self, tenant: str, token: int, end: float, batch: Batch | None = None) -> bool:
         """Return whether a transaction whose COMMIT was not answered was committed; if not, it never will be. Raises an
         unclear `StoreLost` if that cannot be decided in time.
 
@@ -600,7 +606,13 @@ class Writer:
             try:
                 async with self._pool.connection(timeout=1.0) as connection:
                     cursor = await connection.execute(_FENCE, self._token_values(tenant, token))
-                    return await cursor.fetchone() == (True,)
+                    if await cursor.fetchone() != (True,):
+                        return False
+                    if batch is not None:  # the answer with its audit rows was lost as well
+                        query = bind(tenant, sql.LAST_AUDIT, after=0, limit=_LAST_AUDIT_ROWS)
+                        rows = await postgres_connection.execute(connection.cursor(binary=True), query)
+                        batch.find_audit(AUDIT.all(rows)[::-1])
+                    return True
             except psycopg.Error as error:
                 busy = isinstance(
                     postgres_connection.translate_error(error), StoreBusy

@@ -118,6 +118,8 @@ class Batch:
         if not context.tenant:
             raise NotPipelined
         self.final_queries: list[Query] = []
+        self.is_chained_by_server = False
+        """Whether `final_queries` return the end of the audit log, which is not signed."""
         self.results: list[list[Any]] = [[None] * len(writes) for writes in commits]
         self.context = context
         self.rows: dict[str, list[Any]] = {}
@@ -150,7 +152,7 @@ class Batch:
             rows["usage"] = list(self.usage.values())
         if self.events:
             rows["events"] = [pack for run_id, events in self.events.items() for pack in _pack_events(run_id, events)]
-        chain = {"chain": self._chain_lock} if self._entries else {}
+        chain = {"chain": self._chain_lock} if self._entries and self.context.audit_key else {}
         given = {"tenant": self.context.tenant, "now": self.context.now} | token | rows | self._locks() | chain
         queries = [Query(sql.POSTGRES_WRITE_TURNS, {"given": encode(given).decode()})]
         if put := [key for key, session in self.sessions.items() if session["put"]]:
@@ -164,8 +166,27 @@ class Batch:
         self.found = {session.key: session for session in sessions}
         for finisher in self._finishers:
             finisher(answer)
-        if self._entries:
-            self._chain_audit(*(answer.chain or (0, START)))
+        if self._entries and self.context.audit_key:
+            rows = [tables.AUDIT.values(row) for row in self._chain(*(answer.chain or (0, START)))]
+            self.final_queries.append(self._bind(sql.POSTGRES_ADD_AUDIT, rows=encode(rows).decode()))
+        elif self._entries:
+            entries = encode([entry for _, entry in self._entries]).decode()
+            self.is_chained_by_server = True
+            self.final_queries.append(self._bind(sql.POSTGRES_CHAIN_AUDIT, chain=self._chain_lock, entries=entries))
+
+    def finish_audit(self, answers: Sequence[list[Row]]) -> None:
+        """Read the answer to `final_queries` if the server has chained the entries: the end of the log before them."""
+        for rows in answers:
+            for (start,) in rows:
+                self._chain(*msgspec.json.decode(start, type=tuple[int, str]))
+
+    def find_audit(self, rows: Sequence[store.AuditRow]) -> None:
+        """Find the entries among the last rows of the audit log, after a commit whose answers were lost."""
+        entries = [entry for _, entry in self._entries]
+        for place in range(len(rows) - len(entries), -1, -1):
+            if entries and [row.entry for row in rows[place : place + len(entries)]] == entries:
+                self._chain(rows[place].seq - 1, rows[place].previous)
+                return
 
     def note_committed(self) -> None:
         """Remember the ends of the journals; call it once the transaction is committed."""
@@ -253,17 +274,18 @@ class Batch:
         }
         return {name: sorted(found) for name, found in locks.items() if found}
 
-    def _chain_audit(self, seq: int, previous: str) -> None:
-        """Append the entries to the audit chain."""
-        if self.context.audit_key is None and previous.startswith("hmac:"):
-            raise NotPipelined
-        rows: list[dict[str, Any]] = []
+    def _chain(self, seq: int, previous: str) -> list[store.AuditRow]:
+        """Return the rows of the entries after the end of the audit chain, and set their results."""
+        rows: list[store.AuditRow] = []
         for put, entry in self._entries:
             row = audit_row(seq + 1, previous, entry, self.context.audit_key)
             put(row)
-            rows.append(tables.AUDIT.values(row))
+            rows.append(row)
             seq, previous = row.seq, row.hash
-        self.final_queries.append(tables.bind(self.context.tenant, sql.POSTGRES_ADD_AUDIT, rows=encode(rows).decode()))
+        return rows
+
+    def _bind(self, statement: str, **values: Any) -> Query:
+        return tables.bind(self.context.tenant, statement, **values)
 
 
 class _WriteOrder:

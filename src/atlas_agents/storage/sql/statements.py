@@ -8,6 +8,7 @@ from functools import cache
 from hashlib import sha256
 
 from atlas_agents.core.store import AcceptRun, Passage, PutSession, Session
+from atlas_agents.storage.hash_chain import START
 from atlas_agents.storage.sql import tables as t
 
 _OPEN = "status IN ('queued', 'running', 'waiting')"
@@ -413,14 +414,43 @@ IF given ? 'chain' THEN
 END IF;
 RETURN answer;
 END"""
-POSTGRES_FUNCTION = f"write_turns_{sha256(_WRITE_TURNS.encode()).hexdigest()[:8]}"
+_CHAIN_AUDIT = f"""
+#variable_conflict use_column
+DECLARE
+    place BIGINT;
+    link TEXT;
+    start JSONB;
+    content BYTEA;
+BEGIN
+PERFORM pg_advisory_xact_lock(chain);
+SELECT seq, hash INTO place, link FROM audit WHERE tenant = of_tenant ORDER BY seq DESC LIMIT 1;
+place := coalesce(place, 0);
+link := coalesce(link, '{START}');
+IF starts_with(link, 'hmac:') THEN RAISE EXCEPTION 'the audit log is signed'; END IF;
+start := jsonb_build_array(place, link);
+FOR content IN
+    SELECT decode(value, 'base64') FROM jsonb_array_elements_text(entries) WITH ORDINALITY ORDER BY ordinality
+LOOP
+    place := place + 1;
+    INSERT INTO audit (tenant, seq, entry, previous, hash)
+    SELECT of_tenant, place, content, link, encode(
+        sha256(convert_to(link || chr(10) || place || chr(10), 'UTF8') || content), 'hex') RETURNING hash INTO link;
+END LOOP;
+RETURN start;
+END"""
+_VERSION = sha256((_WRITE_TURNS + _CHAIN_AUDIT).encode()).hexdigest()[:8]
+POSTGRES_FUNCTION = f"write_turns_{_VERSION}"
 """Name of the function that writes a group of commits; see `pipelined`. Each version of the function has its own name,
 so that processes of different versions can use one database."""
 POSTGRES_CREATE_FUNCTION = f"""
 CREATE OR REPLACE FUNCTION {POSTGRES_FUNCTION} (given JSONB) RETURNS TEXT LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $${_WRITE_TURNS}$$"""
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $${_WRITE_TURNS}$$;
+CREATE OR REPLACE FUNCTION chain_audit_{_VERSION} (of_tenant TEXT, chain BIGINT, entries JSONB) RETURNS TEXT
+LANGUAGE plpgsql SET enable_seqscan = off AS $${_CHAIN_AUDIT}$$"""
 """All rows are found through indexes. The planner is not asked: it plans once, when the tables may be almost empty."""
 POSTGRES_WRITE_TURNS = f"SELECT {POSTGRES_FUNCTION}(CAST(:given AS JSONB))"
+POSTGRES_CHAIN_AUDIT = f"SELECT chain_audit_{_VERSION}(:tenant, CAST(:chain AS BIGINT), CAST(:entries AS JSONB))"
+"""Appends entries to an unsigned audit log and returns its end before; nobody else can append until the COMMIT."""
 
 
 # Daily limits. If the clock is set back by a day or two, counting continues on the latest day that was counted.
