@@ -59,7 +59,7 @@ from stores.postgres_server import PostgresServer
 WORDS = 50
 TICK = os.sysconf("SC_CLK_TCK")
 WARM_UP_TURNS = 2
-_WAL_BYTES = "SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn"
+_WAL_BYTES = "SELECT pg_current_wal_flush_lsn() - '0/0'::pg_lsn"
 _TRANSACTIONS = """
 SELECT sum(xact_commit), sum(active_time + idle_in_transaction_time) FROM pg_stat_database
 WHERE datname = current_database()"""
