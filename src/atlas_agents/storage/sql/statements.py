@@ -450,7 +450,7 @@ LANGUAGE plpgsql SET enable_seqscan = off AS $${_CHAIN_AUDIT}$$"""
 """All rows are found through indexes. The planner is not asked: it plans once, when the tables may be almost empty."""
 POSTGRES_WRITE_TURNS = f"SELECT {POSTGRES_FUNCTION}(CAST(:given AS JSONB))"
 POSTGRES_CHAIN_AUDIT = f"SELECT chain_audit_{_VERSION}(:tenant, CAST(:chain AS BIGINT), CAST(:entries AS JSONB))"
-"""Appends entries to an unsigned audit log and returns its end before; nobody else can append until the COMMIT."""
+"""Appends entries to an unsigned audit log and returns its end before. Other processes wait until the COMMIT."""
 
 
 # Daily limits. If the clock is set back by a day or two, counting continues on the latest day that was counted.
