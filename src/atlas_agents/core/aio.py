@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from datetime import date, timedelta
 from queue import SimpleQueue
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, cast
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
 from atlas_agents.core.errors import ConfigError, StoreError
 
@@ -161,10 +161,9 @@ async def finish_despite_cancel(work: Coroutine[Any, Any, T]) -> T:
 
     The cancellation is delivered at the caller's next await.
     """
-    done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-    task = asyncio.create_task(_run_for(done, work))
+    task = asyncio.create_task(work)
     try:
-        return await done
+        return await asyncio.shield(task)
     except asyncio.CancelledError:
         await _wait_despite_cancel(task)
         if not task.done() or task.cancelled():
@@ -174,27 +173,7 @@ async def finish_despite_cancel(work: Coroutine[Any, Any, T]) -> T:
     if caller is not None:  # re-raise the same cancellation later; it is not a second one
         caller.uncancel()
         caller.cancel()
-    return cast(T, task.result()) if done.cancelled() else done.result()
-
-
-async def _run_for(done: "asyncio.Future[T]", work: Coroutine[Any, Any, T]) -> T | None:
-    """Resolve a future with what a coroutine returns or raises, unless its caller was cancelled.
-
-    With `asyncio.shield` the caller would go on one iteration of the event loop later.
-    """
-    try:
-        result = await work
-    except Exception as error:
-        if done.done():
-            raise
-        done.set_exception(error)
-        return None
-    except BaseException:
-        done.cancel()
-        raise
-    if not done.done():
-        done.set_result(result)
-    return result
+    return task.result()
 
 
 async def _wait_despite_cancel(task: "asyncio.Task[Any]") -> None:
