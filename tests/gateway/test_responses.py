@@ -276,9 +276,16 @@ async def test_background_response_is_followed_and_cancelled(tmp_path: Path) -> 
 
 async def test_withdrawn_text_ends_the_stream_and_is_not_in_the_response(tmp_path: Path) -> None:
     again = Reply(TextChunk("It is 5."), ResetChunk(1), TextChunk("It is 4."))
-    async with serve_openai(tmp_path, stored_atlas(Scripted(again, again))) as (_, client):
+    model = PausedProvider(Scripted(again, again), 1)
+    async with serve_openai(tmp_path, stored_atlas(model)) as (_, client):
         stream = await client.responses.create(model=MODEL, input="2+2?", stream=True)
-        *head, error = await read_stream(stream)
+        head: list[Any] = []
+        async for event in stream:
+            head.append(event.model_dump(mode="json", exclude_unset=True))
+            if event.type == "response.output_text.delta":
+                break
+        model.go.set()
+        *_, error = await read_stream(stream)
         kept = (await client.responses.create(model=MODEL, input="2+2?")).output_text
         id = head[0]["response"]["id"]
         await wait_until(lambda: _is_completed(client, id))

@@ -135,6 +135,7 @@ def test_schedule_is_created_paused_run_and_deleted(tab: Tab) -> None:
 def test_jobs_are_accessible_and_fit_on_a_phone(browser: Browser, gateway: GatewayProcess) -> None:
     tab = next(open_tabs(browser, gateway, color_scheme="dark", **PHONE)).open("/jobs")
     page = tab.page
+    expect(page.get_by_role("heading", level=1)).to_be_visible()
     check_layout(tab, "no jobs")
     tab.open("/")
     delegate(tab, "w" * 300, ENDLESS, BROKEN, priority="urgent", deadline="5 minutes")

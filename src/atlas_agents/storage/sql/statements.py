@@ -8,7 +8,7 @@ from functools import cache
 from hashlib import sha256
 
 from atlas_agents.core.store import AcceptRun, Passage, PutSession, Session
-from atlas_agents.storage.hash_chain import START
+from atlas_agents.storage import hash_chain
 from atlas_agents.storage.sql import tables as t
 
 _OPEN = "status IN ('queued', 'running', 'waiting')"
@@ -425,7 +425,7 @@ BEGIN
 PERFORM pg_advisory_xact_lock(chain);
 SELECT seq, hash INTO place, link FROM audit WHERE tenant = of_tenant ORDER BY seq DESC LIMIT 1;
 place := coalesce(place, 0);
-link := coalesce(link, '{START}');
+link := coalesce(link, '{hash_chain.START}');
 IF starts_with(link, 'hmac:') THEN RAISE EXCEPTION 'the audit log is signed'; END IF;
 start := jsonb_build_array(place, link);
 FOR content IN
