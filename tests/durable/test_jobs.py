@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from atlas_agents.providers.settings import ModelSettings
 from atlas_agents.storage.sqlite import MemoryStore, SqliteStore
 from atlas_agents.testing import Environment, Registry, Scripted, VirtualClock, calls, fails, refuses, says
 from atlas_agents.tools.policy import Cell
-from checks import wait_until
+from checks import TIMEOUT, wait_until
 
 QUICK = (0.0, 0.0, 0.0, 0.0)
 
@@ -438,3 +438,21 @@ async def test_answer_to_a_deleted_session_is_not_delivered() -> None:
         free.set()
         (job,) = await wait_until_settled(atlas, "done")
         assert job.notified and [each.key for each in await atlas.sessions.list()] == [job.session]
+
+
+async def test_jobs_are_closed_although_a_driver_loses_the_cancellation() -> None:
+    """As `asyncio.wait_for` does before Python 3.12 if its result arrives at the same time."""
+    reading = asyncio.Event()
+
+    class Deaf(MemoryStore):
+        async def pending_jobs(self, tenant: str, now: int, *, limit: int = 1000) -> list[JobRow]:
+            reading.set()
+            with suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+            return []
+
+    async with team(agent("lead"), store=Deaf()) as atlas:
+        atlas.jobs.start()
+        await reading.wait()
+        async with asyncio.timeout(TIMEOUT):
+            await atlas.jobs.close()

@@ -171,7 +171,13 @@ class Jobs:
                 await self._start_pending()
             except errors.StoreError as error:
                 logger.warning("store unavailable, jobs are delayed: error=%s", error)
+            if not self._is_running:  # before Python 3.12, `wait_for` in a driver may lose the cancellation
+                return
             await changed.wait()
+
+    @property
+    def _is_running(self) -> bool:
+        return self._loop_task is not None
 
     async def _start_pending(self) -> None:
         now = int(self._services.clock.time() * 1000)

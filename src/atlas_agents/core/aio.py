@@ -24,6 +24,8 @@ T = TypeVar("T")
 P = ParamSpec("P")
 Owner = TypeVar("Owner", bound="Closable")
 _CANCEL_GRACE = 2.0
+_CANCEL_AGAIN = 10.0
+"""Seconds after which a task is cancelled again: before Python 3.12, `wait_for` may lose a cancellation."""
 _MAX_PAUSE = 0.02
 
 
@@ -237,7 +239,7 @@ class BackgroundTasks:
         while tasks := self._tasks_of_loop():
             for task in tasks:
                 task.cancel()
-            await asyncio.wait(tasks)
+            await asyncio.wait(tasks, timeout=_CANCEL_AGAIN)
 
     def _tasks_of_loop(self) -> list[asyncio.Task[Any]]:
         """Return all tasks of this loop but the current one: a task may close its own owner."""
