@@ -4,6 +4,7 @@ import asyncio
 import socket
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,11 @@ def shown_text(events: list[SessionEvent]) -> str:
             case _:
                 pass
     return shown
+
+
+async def find_last(processes: list[Any], home: Path) -> GatewayAddress:
+    """Return the address of the gateway that was started last."""
+    return GatewayAddress(f"http://127.0.0.1:{processes[-1].port}", (home / "token").read_text().strip())
 
 
 def text_of(message: MessageShape | None) -> str:
@@ -434,10 +440,7 @@ async def test_gateway_at_a_new_address_is_found(tmp_path: Path) -> None:
 @pytest.mark.slow
 async def test_feed_continues_after_the_gateway_was_killed(tmp_path: Path) -> None:
     processes: list[Any] = []
-
-    async def find() -> GatewayAddress:
-        return GatewayAddress(f"http://127.0.0.1:{processes[-1].port}", (tmp_path / "token").read_text().strip())
-
+    find = partial(find_last, processes, tmp_path)
     async with run_gateway(tmp_path, LONG, pause=0.02) as first:
         processes.append(first)
         async with asyncio.timeout(TIMEOUT), GatewayClient(find=find) as client, client.follow("main") as feed:
@@ -460,10 +463,7 @@ async def test_feed_continues_after_the_gateway_was_killed(tmp_path: Path) -> No
 @pytest.mark.slow
 async def test_message_that_is_refused_during_shutdown_is_sent_to_the_next_gateway(tmp_path: Path) -> None:
     processes: list[Any] = []
-
-    async def find() -> GatewayAddress:
-        return GatewayAddress(f"http://127.0.0.1:{processes[-1].port}", (tmp_path / "token").read_text().strip())
-
+    find = partial(find_last, processes, tmp_path)
     async with run_gateway(tmp_path, LONG, pause=0.02) as first:
         processes.append(first)
         async with asyncio.timeout(TIMEOUT), GatewayClient(find=find) as client, client.follow("main") as feed:
