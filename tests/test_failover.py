@@ -2,12 +2,26 @@
 
 import asyncio
 from collections import Counter
+from collections.abc import AsyncGenerator
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from atlas_agents import Agent, Atlas, ConfigError, ProviderError, Request, RetryPolicy
+from atlas_agents import (
+    Agent,
+    Atlas,
+    Capabilities,
+    ConfigError,
+    DoneChunk,
+    ProviderError,
+    Request,
+    RetryPolicy,
+    Usage,
+    assistant,
+    user,
+)
+from atlas_agents.providers.failover import Failover, Route
 from atlas_agents.testing import Scripted, VirtualClock, fails, in_memory_atlas, says
 from checks import TIMEOUT, collect_events, summarize_events
 
@@ -406,3 +420,25 @@ async def test_default_policy_retries_a_provider_twice() -> None:
     model = Scripted(fails(error()), fails(error()), says("at last"))
     async with in_memory_atlas(model, clock=clock) as atlas:
         assert await answered_by(atlas, clock) == "at last"
+
+
+class CountingModel:
+    """A model that counts 4,000 tokens in each request."""
+
+    id = "counting"
+    capabilities = Capabilities()
+
+    async def stream(self, request: Request) -> AsyncGenerator[DoneChunk]:
+        yield DoneChunk(Usage(4000, 1))
+
+
+async def test_tokens_of_each_request_are_estimated_from_its_own_messages() -> None:
+    first = [user("x" * 5000), assistant("y" * 4000), user("z" * 3000)]
+    requests = [Request(messages) for messages in (first, [*first, assistant("a"), user("b" * 9000)], first[1:])]
+    one_turn, turns = (Failover([Route(CountingModel())]) for _ in range(2))
+    limits = [pool.limits[0] for pool in (one_turn, turns)]
+    turn = one_turn.for_turn(VirtualClock())
+    for request in requests:
+        for provider in (turn, turns.for_turn(VirtualClock())):
+            assert [type(chunk) async for chunk in provider.stream(request)] == [DoneChunk]
+        assert limits[0].within(100_000) == limits[1].within(100_000) != 100_000 * 7 / 8

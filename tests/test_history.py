@@ -28,6 +28,7 @@ from atlas_agents import (
     tool_message,
     user,
 )
+from atlas_agents.agents.history import digest_conversation, messages_digest
 from atlas_agents.testing import Environment, Scripted, calls, in_memory_atlas, says
 from checks import is_paired, roles
 
@@ -332,3 +333,14 @@ async def test_provider_rejects_a_broken_history_without_sending_it(vendor: str,
                 pass
         await provider.close()
     assert connections == []
+
+
+# Digest
+
+
+def test_digest_of_a_conversation_is_that_of_its_messages() -> None:
+    conversation = Conversation([])
+    first = [user("q"), assistant("a"), user("and?")]
+    for messages in (first, [*first, assistant("b")], [*first, user("c"), assistant("d")], first[1:], [], first):
+        assert digest_conversation(conversation).update(messages) == messages_digest(messages)
+    assert messages_digest(first) != messages_digest(first[:2]) != messages_digest([user("a"), assistant("a")])

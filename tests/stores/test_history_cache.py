@@ -166,6 +166,16 @@ async def test_cache_is_bounded_and_keeps_the_latest_entries(url: str) -> None:
         await read(store, "s3")
 
 
+async def test_session_that_outgrows_the_cache_leaves_it(url: str) -> None:
+    async with opened(url, max_bytes=10_000) as store:
+        for n in range(40):
+            await add_messages(store, range(n, n + 1))
+            assert len(await read(store)) == n + 1
+        store.count()
+        await read(store)
+        assert store.count() == (1, 40)
+
+
 async def test_concurrent_reads_return_the_same_history(url: str) -> None:
     async with opened(url) as worker, opened(url) as other:
         await add_messages(other, range(3))

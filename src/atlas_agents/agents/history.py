@@ -457,15 +457,48 @@ def digest(content: bytes) -> str:
 
 def messages_digest(messages: Sequence[Message]) -> str:
     """Return the digest of what a model reads of messages: roles and parts, but neither ids nor times."""
+    return MessagesDigest().update(messages)
+
+
+class MessagesDigest:
+    """The digest of the messages of a conversation's last request; of the next one it reads only what was added."""
+
+    __slots__ = ("_hash", "_messages")
+
+    def __init__(self) -> None:
+        self._messages: list[Message] = []
+        self._hash = hashlib.blake2b(digest_size=8)
+
+    def update(self, messages: Sequence[Message]) -> str:
+        """Return the digest of messages, see `messages_digest`."""
+        messages, known = list(messages), len(self._messages)
+        if messages[:known] != self._messages:
+            known, self._hash = 0, hashlib.blake2b(digest_size=8)
+        self._hash.update(_join_digests(messages[known:] if known else messages))
+        self._messages = messages
+        return self._hash.hexdigest()
+
+
+_digests: "weakref.WeakKeyDictionary[Conversation, MessagesDigest]" = weakref.WeakKeyDictionary()
+
+
+def digest_conversation(conversation: Conversation) -> MessagesDigest:
+    """Return the digest of a conversation's last request."""
+    found = _digests.get(conversation)
+    if found is None:
+        found = _digests[conversation] = MessagesDigest()
+    return found
+
+
+def _join_digests(messages: Sequence[Message]) -> bytes:
     for message in reversed(messages):
         if hasattr(message, _DIGEST):  # and so have those before it, in most cases
             break
         _message_digest(message)
     try:
-        digests = b"".join(map(_get_digest, messages))
+        return b"".join(map(_get_digest, messages))
     except AttributeError:
-        digests = b"".join([_message_digest(each) for each in messages])
-    return hashlib.blake2b(digests, digest_size=8).hexdigest()
+        return b"".join([_message_digest(each) for each in messages])
 
 
 def _message_digest(message: Message) -> bytes:
@@ -527,13 +560,18 @@ class RequestContents:
         )
         return _KnownOutline(parts, output, outline, digest(encode(outline)))
 
-    def record(self, previous_tail: str = "", metadata: dict[str, Any] | None = None) -> RequestRecord:
+    def record(
+        self,
+        previous_tail: str = "",
+        metadata: dict[str, Any] | None = None,
+        digest_messages: Callable[[Sequence[Message]], str] = messages_digest,
+    ) -> RequestRecord:
         """Return the record; `previous_tail` is the digest of the turn-specific text of the round before."""
         messages, sent = self.sent.request.messages, self.sent
         tail = digest(self.tail.encode()) if self.tail else ""
         text = self.tail if tail != previous_tail and len(self.tail) <= MAX_TAIL else ""
         return RequestRecord(
-            *(self.key, messages_digest(messages), len(messages), tail, text, sent.limit, sent.cleared),
+            *(self.key, digest_messages(messages), len(messages), tail, text, sent.limit, sent.cleared),
             metadata=metadata,
             failed=_redact_failed(sent.failed, self._redact),
         )
@@ -570,7 +608,7 @@ class RequestRecorder:
         self._outlines: dict[str, _KnownOutline] = {}
 
     def record(
-        self, sent: SentRequest, previous_tail: str, metadata: dict[str, Any] | None
+        self, sent: SentRequest, previous_tail: str, metadata: dict[str, Any] | None, messages: MessagesDigest
     ) -> tuple[RequestRecord, list[PutRecord]]:
         """Return the record of a request, and the writes of contents that this process has not stored today."""
         if len(self._outlines) > _OUTLINES:
@@ -582,7 +620,8 @@ class RequestRecorder:
             texts |= {key: contents.tool(name) for name, key in contents.outline.tools if self._known.get(key) != day}
             new = {key: text for key, text in texts.items() if self._known.get(key) != day}
             writes = [PutRecord(KIND, key, encode(StoredContent(day, text))) for key, text in new.items()]
-        return contents.record(previous_tail, self._redact(metadata) if metadata else metadata), writes
+        metadata = self._redact(metadata) if metadata else metadata
+        return contents.record(previous_tail, metadata, messages.update), writes
 
     def redact_failed(self, failed: Sequence[FailedAttempt]) -> tuple[FailedAttempt, ...]:
         """Return failed attempts as they are recorded, without known secrets in their messages."""

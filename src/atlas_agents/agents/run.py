@@ -19,6 +19,7 @@ from atlas_agents.agents.history import (
     apply_summary,
     clear_results,
     context_state,
+    digest_conversation,
     has_summary,
     repair_history,
 )
@@ -536,7 +537,8 @@ class Run:
         sent, self.sent_request = self.sent_request, None
         if sent is None:
             return b"", []
-        record, contents = self.request_recorder.record(sent, self._prompt_tail, self._changed_metadata())
+        metadata, messages = self._changed_metadata(), digest_conversation(self.conversation)
+        record, contents = self.request_recorder.record(sent, self._prompt_tail, metadata, messages)
         self._prompt_tail = record.tail
         return encode(record), contents
 

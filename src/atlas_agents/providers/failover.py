@@ -22,7 +22,7 @@ from atlas_agents.core.errors import ConfigError, ProviderError
 from atlas_agents.core.events import FailedAttempt, Usage
 from atlas_agents.core.http import backoff
 from atlas_agents.core.json import encode
-from atlas_agents.core.messages import ToolSpec, memo, text_tokens, total_tokens
+from atlas_agents.core.messages import Message, ToolSpec, memo, text_tokens, total_tokens
 from atlas_agents.providers.base import Capabilities, Chunk, DoneChunk, Provider, Request, ResetChunk
 from atlas_agents.providers.catalogue import UNKNOWN, ModelProfile, find_profile
 
@@ -372,6 +372,8 @@ class TurnProvider:
         """Output tokens that a budget leaves for the next attempt, instead of the request's limit."""
         self._tokens: int | None = None
         """Estimated tokens of the request, once they are needed."""
+        self._summed: tuple[list[Message], int] = ([], 0)
+        """The messages of the last request and their tokens; the next request usually adds to them."""
         self._failed: tuple[FailedAttempt, ...] = ()
 
     @property
@@ -481,7 +483,11 @@ class TurnProvider:
 
     def _estimate(self, request: Request) -> int:
         if self._tokens is None:
-            self._tokens = request_tokens(request)
+            messages, (known, tokens) = list(request.messages), self._summed
+            is_longer = messages[: len(known)] == known
+            tokens = tokens + total_tokens(messages[len(known) :]) if is_longer else total_tokens(messages)
+            self._summed = (messages, tokens)
+            self._tokens = tokens + overhead_tokens(request.system, request.tools)
         return self._tokens
 
     async def _should_retry(self, request: Request, error: ProviderError) -> bool:

@@ -45,6 +45,8 @@ class SharedCache(Protocol):
 
 
 class _Entry(msgspec.Struct, frozen=True):
+    """The messages of a session and their approximate size, 0 if it has not been summed."""
+
     created_at: int
     rows: Rows
     size: int
@@ -73,7 +75,10 @@ class HistoryCache:
         if created_at is None:
             self.evict(tenant, session)
         else:
-            self._put((tenant, session), _Entry(created_at, rows, sum(len(row.body) + _ROW_SIZE for row in rows)))
+            known = entry.size if entry is not None and cached else 0
+            added = rows[len(cached) :] if known else rows
+            size = known + sum([len(row.body) + _ROW_SIZE for row in added])
+            self._put((tenant, session), _Entry(created_at, rows, size))
             if self.shared is not None and len(rows) > len(cached):
                 self.shared.put(tenant, session, created_at, rows, len(cached))
         return list(rows)
