@@ -5,7 +5,6 @@ import contextlib
 import logging
 import os
 import signal
-import time
 from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from store_helpers import TENANT
 from atlas_agents.core.errors import StoreLost
 from atlas_agents.core.store import AddAudit, AddMessage, PutRecord, PutSession, Store, Write
 from atlas_agents.storage.postgres import PostgresStore
-from checks import TIMEOUT
+from checks import TIMEOUT, wait_until
 
 pytestmark = pytest.mark.slow  # each test starts a server of its own
 
@@ -186,12 +185,8 @@ class Stopper:
         """Let the stopped process go on, and wait until it has ended: its client is gone."""
         assert self.stopped is not None
         os.kill(self.stopped, signal.SIGCONT)
-        await asyncio.to_thread(self._wait_gone, Path(f"/proc/{self.stopped}"))
-
-    def _wait_gone(self, process: Path) -> None:
-        deadline = time.monotonic() + TIMEOUT
-        while process.exists() and time.monotonic() < deadline:
-            time.sleep(0.01)
+        process = Path(f"/proc/{self.stopped}")
+        await wait_until(lambda: not process.exists())
 
 
 @contextlib.asynccontextmanager
@@ -264,8 +259,10 @@ async def test_transaction_that_a_stopped_server_process_begins_late_writes_noth
     """Its writer has repeated it with another connection. The first message contains no COMMIT."""
     async with asyncio.timeout(2 * TIMEOUT), stopping(server, schema, 3 * TIMEOUT) as (stopper, store):
         await store.commit(TENANT, [PutSession("s")])
-        pool = "SELECT pid FROM pg_stat_activity WHERE application_name = 'atlas-agents' AND query LIKE 'COMMIT%'"
-        stopper.stopped = int(await fetch_value(server, pool))
+        pool = "FROM pg_stat_activity WHERE application_name = 'atlas-agents'"
+        stopper.stopped = int(await fetch_value(server, f"SELECT pid {pool} AND query LIKE 'COMMIT%'"))
+        # Without the others, the next commit uses this connection.
+        await fetch_value(server, f"SELECT count(pg_terminate_backend(pid)) {pool} AND pid <> {stopper.stopped}")
         os.kill(stopper.stopped, signal.SIGSTOP)
         await store.commit(TENANT, TURN)
         await stopper.resume()
