@@ -26,8 +26,8 @@ from atlas_agents.storage.postgres import PostgresStore
 from atlas_agents.storage.sqlite import SqliteStore
 from atlas_agents.testing import Environment, Registry
 
-GRACE = 30.0
-"""Seconds in which calls end when a process is stopped: enough on a slow machine as well."""
+GRACE = 600.0
+"""Seconds in which turns end when a process is stopped: longer than a test waits for a process that does not notice."""
 _PAUSE = 0.15
 _POISON = Plan("kill", 1, forever=True, only="tool poison")
 

@@ -553,6 +553,8 @@ class ClusterMembership:
         async with AsyncExitStack() as stack:
             stack.push_async_callback(remote.close)
             await stack.enter_async_context(self._cluster.join(role, url, follow=remote.stream_events))
+            # While it is a member: afterwards no notification tells that a turn of another process has ended.
+            stack.push_async_callback(close_atlas, hub.atlas, hub.settings.grace, hub.force_stop)
             if self._executes_runs:
                 # Separate metrics: runs of this process are also counted when one of its clients follows them.
                 event_log = WorkerEventLog(hub.atlas, Metrics(), hub.settings.grace, hub.force_stop)
