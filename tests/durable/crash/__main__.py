@@ -6,7 +6,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
@@ -41,18 +41,18 @@ class Suite:
     def singles(self) -> None:
         for script in self._scripts():
             names = self._counting.names(script)
-            self._counting.run(suites.singles(script, names, distinct=self._answered.distinct))
+            self._run(suites.singles(script, names, distinct=self._answered.distinct))
 
     def repeated(self) -> None:
         for script in self._scripts():
             names = self._counting.names(script)
-            self._counting.run(suites.repeated(script, names, self._answered.count, self._rng))
+            self._run(suites.repeated(script, names, self._answered.count, self._rng))
 
     def errors(self) -> None:
         for script in self._scripts():
             names = self._counting.names(script)
             self._counting.run(suites.errors(script, names, self._answered.count, self._rng))
-            self._counting.run(suites.errors_while_recovering(script, names, self._answered.count, self._rng))
+            self._run(suites.errors_while_recovering(script, names, self._answered.count, self._rng))
 
     def regressions(self) -> None:
         """Random cases that failed once."""
@@ -78,7 +78,9 @@ class Suite:
         for case in special.crash_loops():
             outcome = self._counting.runner.run(case)
             self._counting.judge(outcome, special.not_given_up(outcome))
-        self._counting.run(special.clock_jumps(self._counting.names, self._answered.count, self._rng))
+        for name in special.JUMPING:
+            names = self._counting.names(SCRIPTS[name])
+            self._run(special.clock_jumps(SCRIPTS[name], names, self._answered.count, self._rng))
 
     def on_postgres(self) -> None:
         """A sample of suites A and B."""
@@ -87,6 +89,12 @@ class Suite:
             cases = list(suites.singles(script, names))
             self._counting.run(self._rng.sample(cases, min(count, len(cases))))
             self._counting.run(suites.repeated(script, names, count // 2, self._rng))
+
+    def _run(self, cases: Iterable[Case]) -> None:
+        """Run cases of one script that begin with a kill."""
+        cases = list(cases)
+        self._counting.runner.take_snapshots(cases)
+        self._counting.run(cases)
 
     def _alone(self) -> None:
         """Record how each scenario ends on its own, as a reference for combined cases."""
@@ -124,8 +132,10 @@ def main() -> None:
     install_faults()
     try:
         with _server() if given.suite == "postgres" else nullcontext() as database:
-            counting = Counting(Runner(folder, database), until=time.monotonic() + given.seconds, most=given.most)
+            runner = Runner(folder, database, snapshots=given.snapshots)
+            counting = Counting(runner, until=time.monotonic() + given.seconds, most=given.most)
             SUITES[given.suite](Suite(given, counting))
+            runner.close()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     tally = counting.tally()
@@ -149,6 +159,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--script", action="append", default=[], help="just this script")
     parser.add_argument(
         "--distinct", action="store_true", help="A, zombies: one of the points that lead to the same recovery"
+    )
+    parser.add_argument(
+        "--snapshots", action="store_true", help="most cases: recover from copies of the files instead of killing"
     )
     parser.add_argument("--seconds", type=float, default=3600.0, help="stop after so long")
     parser.add_argument("--most", type=int, default=5, help="stop after so many bad cases")

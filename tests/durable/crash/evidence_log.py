@@ -39,11 +39,17 @@ class EvidenceLog:
         self.process = process
         self.count = 0
         """Number of entries that this process has written."""
-        self._create_database = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
     def record(self, who: Who, what: str, **more: Any) -> None:
         self.count += 1
-        os.write(self._create_database, msgspec.json.encode(LogEntry(who, what, self.process, **more)) + b"\n")
+        os.write(self._descriptor, self.line(who, what, **more))
+
+    def line(self, who: Who, what: str, **more: Any) -> bytes:
+        return msgspec.json.encode(LogEntry(who, what, self.process, **more)) + b"\n"
+
+    def close(self) -> None:
+        os.close(self._descriptor)
 
     def all(self) -> list[LogEntry]:
         return read(self.path)

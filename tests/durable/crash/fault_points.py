@@ -17,7 +17,7 @@ from atlas_agents.core.errors import ProviderError, StoreBusy, StoreFull, StoreL
 from crash.evidence_log import EvidenceLog
 
 Fault: TypeAlias = Literal[
-    "nothing", "kill", "stop", "cancel", "busy", "full", "lost", "unclear", "io", "timeout", "exception"
+    "nothing", "kill", "snapshot", "stop", "cancel", "busy", "full", "lost", "unclear", "io", "timeout", "exception"
 ]
 _CHANGES = ("sql INSERT", "sql UPDATE", "sql DELETE", "sql COMMIT", "sql CREATE", "sql ALTER", "sql DROP")
 _EVERYWHERE = ("commit", *_CHANGES, "model", "tool", "approval", "reconcile", "client")
@@ -25,6 +25,7 @@ _OUTSIDE = ("model", "tool", "reconcile", "approval function")
 FAULT_POINTS: dict[Fault, tuple[str, ...]] = {
     "nothing": (*_EVERYWHERE, "sql BEGIN", "read"),
     "kill": _EVERYWHERE,
+    "snapshot": _EVERYWHERE,
     "stop": ("commit", "model", "tool", "client"),  # in a transaction it would hold the lock of the file
     "cancel": _EVERYWHERE,
     "busy": ("commit before", "read"),
@@ -44,7 +45,8 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
     points.
 
     `jump` is the error of the wall clock in seconds. With `sends_first` the client repeats unacknowledged messages
-    before it recovers unfinished turns.
+    before it recovers unfinished turns. At the points `snapshots` the process stops until its files are
+    copied.
     """
 
     fault: Fault = "nothing"
@@ -53,9 +55,12 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
     only: str = ""
     jump: int = 0
     sends_first: bool = False
+    snapshots: tuple[int, ...] = ()
 
 
 NO_FAULT = Plan()
+KILL_ENTRY = "kill"
+"""File of the log entry that ends the evidence of a snapshot."""
 EVIDENCE = "evidence"
 """Marks in the names of the passed points where the evidence log has grown since the point before."""
 
@@ -85,6 +90,8 @@ class Points:
                 self._recorded = self._world.count
                 self.names.append(EVIDENCE)
             self.names.append(name)
+            if self.passed in plan.snapshots:
+                self._stop_for_snapshot(name)
             due = self.passed == plan.at or (plan.forever and 0 < plan.at <= self.passed)
             if not due:
                 return None
@@ -98,6 +105,15 @@ class Points:
         elif plan.fault == "cancel":
             self.cancel()
         return plan.fault
+
+    def _stop_for_snapshot(self, name: str) -> None:
+        """Stop until the files are copied; what a kill at this point would record is in a file of its own.
+
+        The signal is sent to this thread, which therefore executes nothing more.
+        """
+        killed = self._world.line("points", "kill", name=name, n=self.passed)
+        self._world.path.with_name(KILL_ENTRY).write_bytes(killed)
+        signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
 
 def in_store(fault: Fault | None) -> None:

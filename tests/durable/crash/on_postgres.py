@@ -48,6 +48,11 @@ class PostgresDatabase:
         with psycopg.connect(self._url, options=f"-c search_path={_SCHEMA}") as connection:
             return tables([connection.execute(query).fetchall() for query in QUERIES])
 
+    @contextmanager
+    def watch(self) -> Generator[Callable[[], bool]]:
+        before = self.rows()
+        yield lambda: self.rows() != before
+
 
 @contextmanager
 def postgres() -> Generator[Callable[[], Database]]:

@@ -1,6 +1,8 @@
 """Runs cases: their processes are forked one after the other from a process with everything imported.
 
-It starts no thread and has no open connection, so each child begins as a new process would.
+It starts no thread and has no open connection, so each child begins as a new process would. Most of what such a process
+takes is copying the memory that it shares with its parent. With snapshots, cases that begin with a kill need no first
+process, and the last processes of many cases are one; every tenth case has processes of its own, which are killed.
 """
 
 import asyncio
@@ -19,11 +21,15 @@ import msgspec
 from crash.case_process import CaseProcess, CaseSetup, restart_process, run_to_end
 from crash.evidence_log import LogEntry, read
 from crash.fault_points import NO_FAULT, Plan
+from crash.process_state import STATE
 from crash.scripts import Script
+from crash.snapshots import Snapshot, take_snapshots
 from crash.stores import Database, SqliteDatabase, Tables, make
 
 End: TypeAlias = Literal["done", "killed", "stopped", "stuck", "broken"]
 _HANG_TIMEOUT = 120
+_OWN_PROCESSES = 10
+"""With snapshots, one of so many cases runs without."""
 
 
 class Case(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -54,24 +60,56 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class Runner:
-    """Runs cases in a folder; each has its own database, which the next case replaces."""
+    """Runs cases in a folder; each has its own database, which the next case replaces. Postgres has no snapshots."""
 
-    def __init__(self, folder: Path, database: Callable[[], Database] | None = None) -> None:
+    def __init__(
+        self, folder: Path, database: Callable[[], Database] | None = None, *, snapshots: bool = False
+    ) -> None:
         self._folder = folder
         self._make = database
+        self._uses_snapshots = snapshots and database is None
+        self._count = 0
+        self._snapshots: dict[tuple[str, Plan], Snapshot] = {}
+        self._recovery = RecoveryProcess(folder / "case")
         gc.collect()
         gc.freeze()
         run_in_child(lambda: make(folder / "made.db"))
         self._empty_database = (folder / "made.db").read_bytes()
 
     def run(self, case: Case) -> Outcome:
-        setup, ends = self.set_up(case.script), list[End]()
-        for plan in (*case.plans, Plan(jump=case.jump)):
-            after = case.after if not ends else 0.0
-            ends.append(self.run_process(setup, CaseProcess(len(ends) + 1, plan), after))
+        self._count += 1
+        own = not self._uses_snapshots or self._count % _OWN_PROCESSES == 0
+        snapshot = self._snapshots.get((case.script.name, case.plans[0])) if case.plans and not own else None
+        if snapshot is None:
+            return self._run_processes(self.set_up(case.script), case, [], own=own)
+        folder = self._folder / "case"
+        setup = CaseSetup(folder, SqliteDatabase(folder), case.script, snapshot.restore(folder))
+        return self._run_processes(setup, case, ["killed"], own=own)
+
+    def take_snapshots(self, cases: Sequence[Case]) -> None:
+        """Take the snapshots with which these cases of one script begin, instead of those of the script before."""
+        self._snapshots.clear()
+        kills = {case.plans[0].at for case in cases if case.plans[0] == Plan("kill", case.plans[0].at)}
+        if kills and self._uses_snapshots:
+            setup = self.set_up(cases[0].script)
+            child = self.start(setup, CaseProcess(1, Plan("snapshot", snapshots=tuple(kills))))
+            taken = take_snapshots(setup, child, self._folder / "snapshots")
+            self._snapshots = {(setup.script.name, Plan("kill", at)): taken[at] for at in taken}
+
+    def _run_processes(self, setup: CaseSetup, case: Case, ends: list[End], *, own: bool) -> Outcome:
+        """Run the processes of a case after those that have ended; without `own` the last one is the shared one."""
+        for plan in (*case.plans, Plan(jump=case.jump))[len(ends) :]:
+            process = CaseProcess(len(ends) + 1, plan)
+            if ends and plan == NO_FAULT and not own:
+                ends.append(self._recovery.run(setup, process.number))
+            else:
+                ends.append(self.run_process(setup, process, case.after if not ends else 0.0))
             if ends[-1] == "done" and plan.fault in ("nothing", "kill"):
                 break
         return self.collect_outcome(setup, case, ends)
+
+    def close(self) -> None:
+        self._recovery.close()
 
     def set_up(self, script: Script) -> CaseSetup:
         """Create a folder with an empty log and an empty database."""
@@ -83,7 +121,7 @@ class Runner:
 
     def start(self, setup: CaseSetup, process: CaseProcess) -> int:
         """Start a process and return its id."""
-        return _fork(lambda: run_to_end(setup, process))
+        return _fork(lambda: asyncio.run(run_to_end(setup, process)))
 
     def run_process(self, setup: CaseSetup, process: CaseProcess, after: float = 0.0) -> End:
         """Run a process to its end; with `after`, kill it from outside after so many seconds."""
@@ -107,13 +145,70 @@ class Runner:
         return database
 
 
+class _Request(msgspec.Struct, frozen=True):
+    """A request to the recovery process."""
+
+    script: Script
+    began: float
+    number: int
+
+
+class RecoveryProcess:
+    """A process that runs the last process of one case after the other, all in the same folder.
+
+    It is started when it is first needed, and again after one that was killed or has failed.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._pid = 0
+        self._requests, self._ends = -1, -1
+
+    def run(self, setup: CaseSetup, number: int) -> End:
+        if not self._pid:
+            self._start()
+        os.write(self._requests, msgspec.json.encode(_Request(setup.script, setup.began, number)) + b"\n")
+        return "done" if os.read(self._ends, 1) else self._wait()
+
+    def close(self) -> None:
+        if self._pid:
+            self._wait()
+
+    def _start(self) -> None:
+        requests, self._requests = os.pipe()
+        self._ends, ends = os.pipe()
+        self._pid = _fork(lambda: self._serve(requests, ends))
+        os.close(requests)
+        os.close(ends)
+
+    def _serve(self, requests: int, ends: int) -> None:
+        os.close(self._requests)
+        os.close(self._ends)
+        gc.enable()
+        with open(requests, "rb") as lines:
+            for line in lines:
+                request = msgspec.json.decode(line, type=_Request)
+                setup = CaseSetup(self._folder, SqliteDatabase(self._folder), request.script, request.began)
+                signal.alarm(_HANG_TIMEOUT)
+                asyncio.run(run_to_end(setup, CaseProcess(request.number, NO_FAULT)))
+                signal.alarm(0)
+                STATE.log.close()
+                os.write(ends, b".")
+
+    def _wait(self) -> End:
+        os.close(self._requests)
+        os.close(self._ends)
+        pid, self._pid = self._pid, 0
+        return decode_exit(os.waitpid(pid, 0)[1])
+
+
 def run_in_child(work: Callable[[], Coroutine[Any, Any, object]]) -> End:
     """Run a coroutine in a child process to its end."""
-    return decode_exit(os.waitpid(_fork(work), 0)[1])
+    return decode_exit(os.waitpid(_fork(lambda: asyncio.run(work())), 0)[1])
 
 
-def _fork(work: Callable[[], Coroutine[Any, Any, object]]) -> int:
-    """Run a coroutine in a forked child; an alarm kills one that hangs."""
+def _fork(work: Callable[[], object]) -> int:
+    """Run a function in a forked child; an alarm kills one that hangs."""
     child = os.fork()
     if child:
         return child
@@ -121,16 +216,12 @@ def _fork(work: Callable[[], Coroutine[Any, Any, object]]) -> int:
     try:
         gc.disable()
         signal.alarm(_HANG_TIMEOUT)
-        asyncio.run(_done(work))
+        work()
         code = 0
     except BaseException:  # noqa: BLE001 - the parent sees how it ended
         traceback.print_exc()
     finally:
         os._exit(code)
-
-
-async def _done(work: Callable[[], Coroutine[Any, Any, object]]) -> None:
-    await work()
 
 
 def decode_exit(status: int) -> End:

@@ -1,11 +1,11 @@
 """Special cases: a turn that crashes every process that resumes it (F40), and clock jumps (F28)."""
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from crash.fault_points import Plan
 from crash.runner import Case, Outcome
-from crash.scripts import POISON, SCRIPTS, Script
+from crash.scripts import POISON, Script
 from crash.suites import count_points
 
 _PROCESSES = 6
@@ -27,12 +27,10 @@ def not_given_up(outcome: Outcome) -> list[str]:
     return [] if found == wanted and outcome.ends == ends else [f"I4: {outcome.ends} {found} instead of {wanted}"]
 
 
-def clock_jumps(names: Callable[[Script], Sequence[str]], each: int, rng: random.Random) -> Iterator[Case]:
+def clock_jumps(script: Script, names: Sequence[str], each: int, rng: random.Random) -> Iterator[Case]:
     """The clock is a day off when the turn is resumed; a third process has the right time again."""
-    for name in JUMPING:
-        script = SCRIPTS[name]
-        points = range(1, count_points(names(script), "kill") + 1)
-        for at in sorted(rng.sample(points, min(each, len(points)))):
-            yield Case(script, (Plan("kill", at),), jump=-_DAY)
-            yield Case(script, (Plan("kill", at),), jump=_DAY)
-            yield Case(script, (Plan("kill", at), Plan("kill", rng.randint(1, 12), jump=-_DAY)))
+    points = range(1, count_points(names, "kill") + 1)
+    for at in sorted(rng.sample(points, min(each, len(points)))):
+        yield Case(script, (Plan("kill", at),), jump=-_DAY)
+        yield Case(script, (Plan("kill", at),), jump=_DAY)
+        yield Case(script, (Plan("kill", at), Plan("kill", rng.randint(1, 12), jump=-_DAY)))

@@ -4,7 +4,8 @@ The rows are read with plain SQL, independent of the store under test.
 """
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -103,6 +104,10 @@ class Database(Protocol):
 
     def rows(self) -> Tables: ...
 
+    def watch(self) -> AbstractContextManager[Callable[[], bool]]:
+        """Return a function that tells whether a row has changed since."""
+        ...
+
 
 class SqliteDatabase:
     """A SQLite file, optionally copied from an empty database."""
@@ -117,13 +122,27 @@ class SqliteDatabase:
         return FaultyStore(self._path, clock=clock)
 
     def rows(self) -> Tables:
-        database = sqlite3.connect(self._path)
+        with closing(sqlite3.connect(self._path)) as database:
+            return self._read(database)
+
+    @contextmanager
+    def watch(self) -> Generator[Callable[[], bool]]:
+        """Keep the present state readable by a transaction, and compare the rows only if the file has changed."""
+        with closing(sqlite3.connect(self._path)) as before, closing(sqlite3.connect(self._path)) as now:
+            before.execute("BEGIN")
+            before.execute("PRAGMA schema_version").fetchone()  # the transaction begins with what it reads first
+            version = now.execute("PRAGMA data_version").fetchone()
+            yield (
+                lambda: (
+                    now.execute("PRAGMA data_version").fetchone() != version and self._read(now) != self._read(before)
+                )
+            )
+
+    def _read(self, database: sqlite3.Connection) -> Tables:
         try:
             return tables([database.execute(query).fetchall() for query in QUERIES])
         except sqlite3.OperationalError:  # killed before the first table was created
             return tables([()] * len(QUERIES))
-        finally:
-            database.close()
 
 
 async def make(path: Path) -> None:
