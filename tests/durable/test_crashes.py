@@ -1,9 +1,13 @@
 """Crash tests: kill -9, errors, stops and clock jumps at every point of a turn; the twelve invariants hold.
 
-Each test starts a process that forks the processes of all its cases; `make crash` runs many more cases.
+Each test starts a process that forks the processes of all its cases. Most cases that begin with a kill recover from a
+snapshot of the files at its point instead; `make crash` runs many more cases, and kills in each.
 """
 
+import asyncio
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import TypeAlias
 
@@ -11,6 +15,7 @@ import msgspec
 import pytest
 from crash.bugs import BUGS
 from crash.scripts import JOBS, SCRIPTS
+from crash.stores import SqliteDatabase, make
 from crash.tally import Tally
 
 import fork_server
@@ -65,20 +70,20 @@ def of(parts: int) -> list[str]:
 
 @pytest.mark.parametrize("shard", of(A))
 def test_turn_survives_kill_9_at_every_point(shard: str, holds: Crash) -> None:
-    tally = holds("A", "--shard", shard, "--distinct")
+    tally = holds("A", "--shard", shard, "--distinct", "--snapshots")
     assert tally.injected[1] > 0.85 * tally.cases  # a steering message may enter the turn at another point than before
 
 
 @pytest.mark.parametrize("shard", of(B))
 def test_turn_survives_kill_9_during_recovery(shard: str, holds: Crash) -> None:
-    tally = holds("B", "--shard", shard, "--count", "10")
+    tally = holds("B", "--shard", shard, "--count", "10", "--snapshots")
     assert tally.injected[2] > 0.5 * tally.cases
     assert tally.injected[3] > 0.05 * tally.cases
 
 
 @pytest.mark.parametrize("shard", of(C))
 def test_turn_survives_transient_and_permanent_errors(shard: str, holds: Crash) -> None:
-    holds("C", "--shard", shard, "--count", "1")
+    holds("C", "--shard", shard, "--count", "1", "--snapshots")
 
 
 @pytest.mark.parametrize("shard", of(D))
@@ -90,7 +95,7 @@ def test_concurrent_sessions_and_clients_survive_random_faults(shard: str, holds
 def test_delegated_jobs_run_and_are_reported_once(suite: str, count: int, least: int, crash: Crash) -> None:
     every = ("handed on",) if suite in ("A", "zombies", "postgres") else tuple(JOBS)
     named = [argument for name in every for argument in ("--script", name)]
-    tally = crash(suite, "--count", str(count), *named, "--distinct")
+    tally = crash(suite, "--count", str(count), *named, "--distinct", "--snapshots")
     assert not tally.bad, "\n\n".join(tally.bad)
     assert tally.cases >= least
 
@@ -99,12 +104,30 @@ def test_regression_cases_hold(crash: Crash) -> None:
     assert crash("regressions").bad == []
 
 
+def test_snapshot_is_what_kill_9_leaves(crash: Crash) -> None:
+    """Byte by byte: the process is stopped, its files are copied, and it is killed."""
+    tally = crash("snapshots", "--distinct", "--count", "3")
+    assert not tally.bad, "\n\n".join(tally.bad)
+    assert tally.injected[1] >= 34
+
+
+def test_change_after_the_last_recovery_is_noticed(tmp_path: Path) -> None:
+    asyncio.run(make(tmp_path / "atlas.db"))
+    database = SqliteDatabase(tmp_path)
+    with database.watch() as changed, closing(sqlite3.connect(tmp_path / "atlas.db", isolation_level=None)) as other:
+        assert not changed()
+        other.execute("CREATE TABLE unrelated (id)")
+        assert not changed()
+        other.execute("INSERT INTO counters (tenant, agent_id, day, used) VALUES ('t', 'a', 'd', 1)")
+        assert changed()
+
+
 def test_resumed_zombie_process_writes_nothing(holds: Crash) -> None:
     holds("zombies", "--distinct")
 
 
 def test_crash_looping_turn_is_failed_and_clocks_may_jump(holds: Crash) -> None:
-    holds("special", "--count", "8")
+    holds("special", "--count", "8", "--snapshots")
 
 
 def test_invariants_hold_on_postgres(holds: Crash) -> None:
@@ -114,13 +137,13 @@ def test_invariants_hold_on_postgres(holds: Crash) -> None:
 @pytest.mark.parametrize("name", list(BUGS))
 def test_checks_detect_a_seeded_bug(name: str, crash: Crash) -> None:
     bug = BUGS[name]
-    limits = ("--distinct", "--most", "1", "--count", "6")
+    limits = ("--distinct", "--most", "1", "--count", "6", "--snapshots")
     (found,) = crash(bug.suite, "--script", bug.script, "--bug", name, *limits).bad
     assert any(f"VIOLATED {invariant}:" in found for invariant in bug.breaks)
 
 
 def test_every_seam_has_fault_points(crash: Crash) -> None:
-    tally = crash("A", "--script", "approved")
+    tally = crash("A", "--script", "approved", "--snapshots")
     assert not tally.bad, "\n\n".join(tally.bad)
     assert [point for point in EVERYWHERE if not any(name.startswith(point) for name in tally.at)] == []
 

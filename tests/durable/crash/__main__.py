@@ -66,6 +66,13 @@ class Suite:
         for seed in self._answered.only or range(first + part - 1, first + self._answered.count, parts):
             self._counting.run([random_case(seed)])
 
+    def snapshots(self) -> None:
+        """A snapshot is what a kill at the same point leaves."""
+        for script in self._scripts(STOPPED):
+            cases = list(suites.singles(script, self._counting.names(script), distinct=self._answered.distinct))
+            for case in cases[:: self._answered.count]:
+                self._counting.judge(*self._counting.runner.run_copied_and_killed(case))
+
     def zombies(self) -> None:
         for script in self._scripts(STOPPED):
             names = self._counting.names(script)
@@ -117,6 +124,7 @@ SUITES: dict[str, Callable[[Suite], None]] = {
     "B": Suite.repeated,
     "C": Suite.errors,
     "D": Suite.random,
+    "snapshots": Suite.snapshots,
     "regressions": Suite.regressions,
     "zombies": Suite.zombies,
     "special": Suite.special,

@@ -23,7 +23,7 @@ from crash.evidence_log import LogEntry, read
 from crash.fault_points import NO_FAULT, Plan
 from crash.process_state import STATE
 from crash.scripts import Script
-from crash.snapshots import Snapshot, take_snapshots
+from crash.snapshots import Snapshot, compare_with_kill, take_snapshots
 from crash.stores import Database, SqliteDatabase, Tables, make
 
 End: TypeAlias = Literal["done", "killed", "stopped", "stuck", "broken"]
@@ -85,6 +85,13 @@ class Runner:
         folder = self._folder / "case"
         setup = CaseSetup(folder, SqliteDatabase(folder), case.script, snapshot.restore(folder))
         return self._run_processes(setup, case, ["killed"], own=own)
+
+    def run_copied_and_killed(self, case: Case) -> tuple[Outcome, list[str]]:
+        """Copy the files at the point of the kill, then kill and recover. Name the files that the kill has changed."""
+        setup = self.set_up(case.script)
+        child = self.start(setup, CaseProcess(1, Plan("snapshot", snapshots=(case.plans[0].at,))))
+        different = compare_with_kill(setup, child, self._folder / "snapshots")
+        return self._run_processes(setup, case, ["killed"], own=True), different
 
     def take_snapshots(self, cases: Sequence[Case]) -> None:
         """Take the snapshots with which these cases of one script begin, instead of those of the script before."""

@@ -35,11 +35,31 @@ def take_snapshots(setup: CaseSetup, child: int, target: Path) -> dict[int, Snap
     shutil.rmtree(target, ignore_errors=True)
     taken = dict[int, Snapshot]()
     while os.WIFSTOPPED(os.waitpid(child, os.WUNTRACED)[1]):
-        killed = (setup.folder / KILL_ENTRY).read_bytes()
-        at = msgspec.json.decode(killed, type=LogEntry).n
+        entry = (setup.folder / KILL_ENTRY).read_bytes()
+        at = msgspec.json.decode(entry, type=LogEntry).n
         taken[at] = Snapshot(target / str(at), time.time() - setup.began)
-        shutil.copytree(setup.folder, taken[at].folder, ignore=shutil.ignore_patterns(KILL_ENTRY))
-        with (taken[at].folder / "evidence").open("ab") as evidence:
-            evidence.write(killed)
+        shutil.copytree(setup.folder, taken[at].folder)
+        _add_kill_entry(taken[at].folder)
         os.kill(child, signal.SIGCONT)
     return taken
+
+
+def compare_with_kill(setup: CaseSetup, child: int, target: Path) -> list[str]:
+    """Copy the folder when the child process stops, kill the process, and return the files that are not the same."""
+    if not os.WIFSTOPPED(os.waitpid(child, os.WUNTRACED)[1]):
+        return []  # it has ended before the point
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(setup.folder, target)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    copied, left = ({file.name: file.read_bytes() for file in each.iterdir()} for each in (target, setup.folder))
+    _add_kill_entry(setup.folder)
+    return [f"snapshot: {name} differs" for name in copied | left if copied.get(name) != left.get(name)]
+
+
+def _add_kill_entry(folder: Path) -> None:
+    """Add what a kill at this point would have recorded to the evidence."""
+    entry = folder / KILL_ENTRY
+    with (folder / "evidence").open("ab") as evidence:
+        evidence.write(entry.read_bytes())
+    entry.unlink()
