@@ -158,7 +158,7 @@ def _as_process(folder: Path, environment: Mapping[str, str], arguments: list[st
     os.environ.update(environment)
     os.chdir(folder)
     sys.argv = ["atlas", *arguments]
-    plugins = [path for path in environment["PYTHONPATH"].split(os.pathsep) if path]
+    plugins = [path for path in environment["PYTHONPATH"].split(os.pathsep) if path and path not in sys.path]
     sys.path[:0] = plugins
     try:
         yield

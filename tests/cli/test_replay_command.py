@@ -9,11 +9,13 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from atlas_command import Home
+from atlas_command import PROGRAM, Home
 
+import fork_server
 from model_server import ModelServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+PYTEST = str(Path(__file__).parent / "pytest_program.py")
 
 MODULE = '''\
 """Agents of a shop."""
@@ -56,26 +58,26 @@ asyncio.run(main())
 def shop(bare: Home) -> tuple[Home, str]:
     """A folder with a module of agents, and the id of a run that they made."""
     (bare.folder / "shop.py").write_text(MODULE)
-    done = _python(bare, "-c", RECORD)
+    (bare.folder / "record.py").write_text(RECORD)
+    done = _program(bare, str(bare.folder / "record.py"))
+    (bare.folder / "record.py").unlink()
     assert done.returncode == 0, done.stderr
     (bare.folder / "ran").unlink()
     return bare, done.stdout.strip()
 
 
-def _python(home: Home, *arguments: str) -> "subprocess.CompletedProcess[str]":
+def _program(home: Home, *command: str) -> "subprocess.CompletedProcess[str]":
     environment = home.environment(PYTHONPATH=os.pathsep.join([str(home.folder), str(home.folder / "plugins")]))
-    return subprocess.run(
-        [sys.executable, *arguments], cwd=home.folder, env=environment, capture_output=True, text=True, check=False
-    )
+    return fork_server.run(*command, env=environment, cwd=home.folder)
 
 
 def _pytest(home: Home, file: str) -> "subprocess.CompletedProcess[str]":
     """Run a saved test. The plugin of langsmith, which other tests use, takes longer to import than the rest."""
-    return _python(home, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:langsmith_plugin", file)
+    return _program(home, PYTEST, "-q", "-p", "no:cacheprovider", "-p", "no:langsmith_plugin", file)
 
 
 def _atlas(home: Home, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    return _python(home, "-m", "atlas_agents", *arguments)
+    return _program(home, PROGRAM, *arguments)
 
 
 def _change(home: Home, before: str, after: str) -> None:
@@ -294,7 +296,8 @@ def test_saved_test_of_a_workspace_leaves_nothing_behind(home: Home) -> None:
     environment["PYTHONPATH"] = str(home.folder / "plugins")
 
     def run_test() -> "subprocess.CompletedProcess[str]":
-        command = [sys.executable, "-B", "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/test_clock.py"]
+        plugins = ("-p", "no:cacheprovider", "-p", "no:langsmith_plugin")
+        command = [sys.executable, "-B", "-m", "pytest", "-q", *plugins, "tests/test_clock.py"]
         return subprocess.run(command, cwd=home.folder, env=environment, capture_output=True, text=True, check=False)
 
     before = _files(home)
