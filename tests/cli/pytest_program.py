@@ -5,11 +5,10 @@ import sys
 import hypothesis
 import pytest
 import pytest_asyncio
-import xdist
 
 import atlas_agents.testing
 
-LOADED = (atlas_agents.testing, hypothesis, pytest_asyncio, xdist)
+LOADED = (atlas_agents.testing, hypothesis, pytest_asyncio)
 
 if __name__ == "__main__":
     sys.exit(pytest.main())

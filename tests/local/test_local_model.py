@@ -48,16 +48,16 @@ async def get_weather(city: str) -> str:
 
 
 async def test_answer_streams_token_by_token(share: Make) -> None:
-    chunks = await complete(share(), Request([user("Tell me about the sea.")], settings=ModelSettings(max_tokens=40)))
+    chunks = await complete(share(), Request([user("Tell me about the sea.")], settings=ModelSettings(max_tokens=12)))
     texts = [chunk.text for chunk in chunks if isinstance(chunk, TextChunk)]
-    assert len(texts) > 20
+    assert len(texts) > 6
     done = chunks[-1]
     assert isinstance(done, DoneChunk)
-    assert (done.stop_reason, done.usage.output_tokens, done.usage.estimated) == ("length", 40, False)
+    assert (done.stop_reason, done.usage.output_tokens, done.usage.estimated) == ("length", 12, False)
 
 
 async def test_question_leads_to_a_call_and_an_answer(share: Make) -> None:
-    async with Atlas([Agent("a", model=share(), tools=[get_weather])]) as atlas:
+    async with Atlas([Agent("a", model=share(), tools=[get_weather], max_tokens=40)]) as atlas:
         events = [event async for event in atlas.send("What is the weather in Paris?")]
         calls = [(event.name, event.arguments) for event in events if event.type == "tool:called"]
         assert calls == [("get_weather", {"city": "Paris"})]
@@ -68,13 +68,13 @@ async def test_question_leads_to_a_call_and_an_answer(share: Make) -> None:
 
 async def test_model_reference_resolves_to_the_provider(shared_home: Path) -> None:
     registry = Registry(Environment({"ATLAS_HOME": str(shared_home), "ATLAS_MODEL": "local/smollm2-135m"}, dotenv=None))
-    async with Atlas([Agent("a", max_tokens=20)], registry=registry) as atlas:
+    async with Atlas([Agent("a", max_tokens=5)], registry=registry) as atlas:
         reply = await atlas.ask("Hello!")
     assert reply.text and reply.metadata["provider"] == "local/smollm2-135m"
 
 
 async def test_greeting_is_answered_without_a_call(share: Make) -> None:
-    chunks = await complete(share(), Request([user("Hello!")], tools=(WEATHER,), settings=ModelSettings(max_tokens=30)))
+    chunks = await complete(share(), Request([user("Hello!")], tools=(WEATHER,), settings=ModelSettings(max_tokens=12)))
     assert [type(chunk) for chunk in chunks if not isinstance(chunk, TextChunk)] == [DoneChunk]
 
 
@@ -114,7 +114,7 @@ async def test_any_gguf_file_can_be_used(make: Make, weights: Path, home: Path) 
         reported.append((name, done, total, step))
 
     provider = make(str(file), report=report)
-    chunks = await complete(provider, Request([user("Hello!")], settings=ModelSettings(max_tokens=10)))
+    chunks = await complete(provider, Request([user("Hello!")], settings=ModelSettings(max_tokens=3)))
     assert isinstance(chunks[0], TextChunk)
     assert [each[3] for each in (reported[0], reported[-1])] == ["loading", "ready"]
     if sys.platform == "linux":  # elsewhere only the time is known
@@ -137,16 +137,14 @@ async def test_server_without_grammars_still_answers(share: Make, monkeypatch: p
 
     monkeypatch.setattr(provider, "endpoint", unguided)
     assert (
-        len(
-            await complete(provider, Request([user("Hello!")], tools=(WEATHER,), settings=ModelSettings(max_tokens=20)))
-        )
+        len(await complete(provider, Request([user("Hello!")], tools=(WEATHER,), settings=ModelSettings(max_tokens=8))))
         > 1
     )
 
 
 async def test_unsupported_schema_does_not_end_the_turn(share: Make) -> None:
     odd = {"type": "object", "properties": {"x": {"type": "string", "pattern": "^(?=a)b"}}, "required": ["x"]}
-    request = Request([user("Do it.")], tools=(ToolSpec("f", "Do it.", odd),), settings=ModelSettings(max_tokens=30))
+    request = Request([user("Do it.")], tools=(ToolSpec("f", "Do it.", odd),), settings=ModelSettings(max_tokens=12))
     assert isinstance((await complete(share(), request))[-1], DoneChunk)
 
 
@@ -167,11 +165,11 @@ async def test_model_answers_after_a_cancelled_turn(share: Make) -> None:
         async for event in stream:
             if event.type == "stream:chunk":
                 stream.cancel()
-        assert (await atlas.ask("Hello!", session="other")).text
+        assert (await atlas.ask("Hello!", session="other", settings={"max_tokens": 5})).text
 
 
 async def test_local_model_costs_nothing_and_fits_a_dollar_budget(share: Make) -> None:
-    async with Atlas([Agent("a", model=share(), max_tokens=10)], budgets=Budget(dollars=0.01)) as atlas:
+    async with Atlas([Agent("a", model=share(), max_tokens=5)], budgets=Budget(dollars=0.01)) as atlas:
         assert (await atlas.run("Hello!")).usage.cost == 0
 
 

@@ -96,7 +96,7 @@ async def test_killed_child_is_restarted_by_the_next_turn(make: Make) -> None:
 
 
 async def test_child_that_dies_during_an_answer_costs_a_retry(make: Make) -> None:
-    async with Atlas([Agent("a", model=make(), max_tokens=60)]) as atlas:
+    async with Atlas([Agent("a", model=make(), max_tokens=40)]) as atlas:
         resets = chunks = 0
         async for event in atlas.send("Tell me a story."):
             resets += event.type == "stream:reset"
@@ -193,7 +193,7 @@ async def test_openai_sdk_streams_after_a_tool_call(share: Make) -> None:
     endpoint = await share().endpoint()
     async with openai.AsyncOpenAI(base_url=f"{endpoint.url}/v1", api_key=endpoint.key.reveal()) as client:
         assert [model.id async for model in client.models.list()] == ["smollm2-135m"]
-        stream = await client.chat.completions.create(model="local", messages=MESSAGES, stream=True, max_tokens=20)
+        stream = await client.chat.completions.create(model="local", messages=MESSAGES, stream=True, max_tokens=8)
         chunks = [chunk async for chunk in stream]
     texts = [choice.delta.content for chunk in chunks for choice in chunk.choices if choice.delta.content]
     assert len(texts) > 3
@@ -214,7 +214,7 @@ async def test_anthropic_sdk_streams(share: Make) -> None:
     endpoint = await share().endpoint()
     async with (
         anthropic.AsyncAnthropic(base_url=endpoint.url, api_key=endpoint.key.reveal()) as client,
-        client.messages.stream(model="local", max_tokens=20, messages=SEA) as stream,
+        client.messages.stream(model="local", max_tokens=8, messages=SEA) as stream,
     ):
         texts = [text async for text in stream.text_stream]
         final: Any = await stream.get_final_message()

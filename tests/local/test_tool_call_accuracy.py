@@ -53,8 +53,8 @@ SMALL_TALK = [
 ]
 
 
-async def test_most_simple_tasks_lead_to_the_right_call_and_small_talk_to_none(make: Make) -> None:
-    provider = make()
+async def test_most_simple_tasks_lead_to_the_right_call_and_small_talk_to_none(share: Make) -> None:
+    provider = share()
 
     async def called(text: str, max_tokens: int = 60) -> list[tuple[str, dict[str, Any]]]:
         settings = ModelSettings(max_tokens=max_tokens)
