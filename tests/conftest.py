@@ -100,6 +100,11 @@ def pytest_collection(session: pytest.Session) -> None:
             rewrite._write_pyc(state, code, digest, cached)  # pyright: ignore[reportPrivateUsage]
 
 
+def pytest_collectstart() -> None:
+    """Search for no garbage while modules are imported and tests are collected: they stay."""
+    gc.disable()
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cpu", action="store_true", help="print the files that took the most CPU time")
 
@@ -162,6 +167,7 @@ def pytest_collection_finish() -> None:
     """Keep the garbage collector from scanning all imported modules and collected tests again and again."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

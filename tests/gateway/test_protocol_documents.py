@@ -1,5 +1,6 @@
 """Documents generated from the protocol: complete, and valid for every method and event."""
 
+import hashlib
 import json
 import re
 import shutil
@@ -85,10 +86,15 @@ def test_official_parser_accepts_the_asyncapi_document() -> None:
     # For each operation the parser reads all messages of the channel again: it reads parts in less than half the time.
     parts = [part_of(document, operations[n : n + 17]) for n in range(0, len(operations), 17)]
     assert set().union(*(part["components"]["schemas"] for part in parts)) == set(document["components"]["schemas"])
+    given = json.dumps(parts)
+    accepted = folder / f"accepted-{hashlib.sha256(given.encode() + (PARSER / 'check.mjs').read_bytes()).hexdigest()}"
+    if accepted.exists():  # by this version of the parser, on this machine
+        return
     command = [NODE, folder / "check.mjs"]
-    done = subprocess.run(command, input=json.dumps(parts), capture_output=True, text=True, timeout=800)
+    done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {"operations": len(operations), "found": []}
+    accepted.touch()
 
 
 def test_every_params_and_result_is_a_valid_schema() -> None:
