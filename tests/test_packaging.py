@@ -31,7 +31,7 @@ OLDEST_PIP = {"3.11": "22.3", "3.12": "23.2", "3.13": "24.2"}
 """The pip that the first release of each Python carries."""
 PAGE = "src/atlas_agents/gateway/page"
 EVERYTHING = os.environ.get("INSTALLS") == "all"
-BUILD_OPTIONS = () if EVERYTHING else ("--installer", "uv")
+BUILD = ("--from", "build", "--with", "uv", "pyproject-build", *(() if EVERYTHING else ("--installer", "uv")))
 """With pip, which is its default, `build` takes more than twice as long to install the same requirements."""
 
 pytestmark = [
@@ -134,17 +134,8 @@ def test_package_with_its_page_is_installed(
     env = without_npm(tmp_path / "bin") if source == "sdist" else {}
     match installer:
         case "build":
-            tool = (UV, "tool", "run", "--quiet", "--python", interpreter, "--from", "build", "--with", "uv")
-            run(
-                *tool,
-                "pyproject-build",
-                *isolation,
-                "--outdir",
-                tmp_path,
-                _own_folder(target, tmp_path),
-                cwd=tmp_path,
-                **env,
-            )
+            tool = (UV, "tool", "run", "--quiet", "--python", interpreter, *BUILD, "--outdir", tmp_path)
+            run(*tool, _own_folder(target, tmp_path), cwd=tmp_path, **env)
             assert f"{PAGE}/index.html".removeprefix("src/") in zipfile.ZipFile(next(tmp_path.glob("*.whl"))).namelist()
             return
         case "pipx":
