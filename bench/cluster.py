@@ -11,8 +11,8 @@ checkout in the same run, in alternating rounds. `--statements` lists what a tur
 Postgres writes to its WAL for a turn, by table or index.
 
 Three figures describe the database: `statements` is the number per turn, from the server's log; `lock ms` is the time
-per turn during which a transaction holds an exclusive advisory lock, from samples of `pg_locks`; `WAL KB` is without
-the pages that the first changes after a checkpoint write, because there is no checkpoint meanwhile.
+per turn during which a transaction holds an exclusive lock of a tenant or its audit chain, from samples of `pg_locks`;
+`WAL KB` is without the pages that the first changes after a checkpoint write, because there is no checkpoint meanwhile.
 """
 
 import argparse
@@ -67,9 +67,10 @@ WHERE datname = current_database()"""
 _LOCKS_HELD = """
 SELECT count(*) FILTER (WHERE granted AND mode = 'ExclusiveLock'), count(*) FILTER (WHERE NOT granted)
 FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid
-WHERE l.locktype = 'advisory' AND a.application_name = 'atlas-agents' AND l.database =
+WHERE l.locktype = 'advisory' AND l.objsubid = 1 AND a.application_name = 'atlas-agents' AND l.database =
     (SELECT oid FROM pg_database WHERE datname = current_database())"""
-"""Advisory locks of stores, held and awaited. Locks of members have other connections."""
+"""Advisory locks of stores, held and awaited, without those of sessions, which have two keys. Locks of members have
+other connections."""
 _SAMPLE_INTERVAL = 0.01
 _LOGGED_TURNS = 4
 _LOG_ENTRY = re.compile(r"^#(?=LOG|DETAIL|ERROR|STATEMENT|HINT|WARNING|CONTEXT)", re.MULTILINE)

@@ -14,6 +14,7 @@ from atlas_command import Home
 from atlas_agents import Agent, Answer, Approvals, Atlas, tool
 from atlas_agents.builtin_tools.team import delegate_task
 from atlas_agents.providers.registry import Registry
+from atlas_agents.storage.sql.tables import unpack_value
 from atlas_agents.storage.sqlite import SqliteStore
 from atlas_agents.testing import Environment, Scripted, calls, says
 from checks import TIMEOUT, wait_until
@@ -93,7 +94,8 @@ def test_trace_draws_the_turn_and_its_delegated_job(home: Home) -> None:
 def test_stored_values_cannot_control_the_terminal(home: Home) -> None:
     home.run("ask", "Hello", "-s", "hall")
     with closing(sqlite3.connect(home.path / "atlas.db")) as database, database:
-        change = 'CAST(replace(CAST(payload AS TEXT), \'"stop_reason":"stop"\', ?) AS BLOB)'
+        database.create_function("unpack", 1, unpack_value)
+        change = 'CAST(replace(CAST(unpack(payload) AS TEXT), \'"stop_reason":"stop"\', ?) AS BLOB)'
         hostile = (r'"stop_reason":"odd\u001b]0;owned\u0007\n└─ tool pay"',)
         database.execute(f"UPDATE journal_rows SET payload = {change} WHERE kind = 'reply'", hostile)
         (run_id,) = database.execute("SELECT id FROM runs").fetchone()

@@ -11,6 +11,7 @@ from atlas_agents import Agent, Approvals, Atlas, AtlasStream, Cancelled, ToolCo
 from atlas_agents.core.errors import Conflict, UnreadableRow
 from atlas_agents.core.events import ApprovalAsked, MessageSent, MessageSteered, StreamChunk
 from atlas_agents.core.store import MergeRun, StopRun, Store, Write
+from atlas_agents.storage.sql.tables import unpack_value
 from atlas_agents.storage.sqlite import MemoryStore, SqliteStore
 from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
 from atlas_agents.tools.tool import Tool
@@ -240,8 +241,10 @@ async def test_unreadable_steering_message_fails_and_the_running_turn_ends() -> 
     await gate.reached.wait()
     steering = await atlas.send("2", session="s", when_busy="steer").accepted()
     await atlas.close()
-    garble = "UPDATE runs SET request = CAST(replace(request, '\"user\"', '7') AS BLOB) WHERE id = ?"
-    store._connect().execute(garble, (steering.run_id,))  # pyright: ignore[reportPrivateUsage]
+    connection = store._connect()  # pyright: ignore[reportPrivateUsage]
+    connection.create_function("unpack", 1, unpack_value)
+    garble = "UPDATE runs SET request = CAST(replace(unpack(request), '\"user\"', '7') AS BLOB) WHERE id = ?"
+    connection.execute(garble, (steering.run_id,))
     gate.open.set()
     async with in_memory_atlas(Scripted(says("One.")), [gate.tool], store=store) as atlas, asyncio.timeout(TIMEOUT):
         first, second = await atlas.recover()

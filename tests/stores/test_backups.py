@@ -38,7 +38,7 @@ async def fill_database(path: Path, more: int = 0) -> None:
     async with open_store(path) as store:
         await store.commit(TENANT, one_of_each())
         for n in range(more):
-            await store.commit(TENANT, [AddMessage("s", f"x{n}", b"y" * 4000)])
+            await store.commit(TENANT, [AddMessage("s", f"x{n}", os.urandom(4000))])
 
 
 def files_in(folder: Path) -> set[str]:
@@ -72,7 +72,7 @@ async def test_backup_during_writes_is_a_consistent_snapshot(tmp_path: Path) -> 
     async def write(store: Store) -> int:
         n = 0
         while not done.is_set() or n < 50:
-            await store.commit(TENANT, [AddMessage("s", f"w{n}", b"m" * 2000), AddAudit(b'{"n":%d}' % n)])
+            await store.commit(TENANT, [AddMessage("s", f"w{n}", os.urandom(2000)), AddAudit(b'{"n":%d}' % n)])
             n += 1
         return n
 

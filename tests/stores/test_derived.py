@@ -195,7 +195,9 @@ async def test_search_answers_while_the_disk_is_full(tmp_path_factory: pytest.Te
     await store.commit(TENANT, [PutSession("b")])
     with pytest.raises(Exception, match="free some disk space"):
         for number in range(1000):
-            await store.commit(TENANT, [AddMessage("b", f"{number}", message_body("seal " * 200))])
+            await store.commit(
+                TENANT, [AddMessage("b", f"{number}", message_body(random.Random(number).randbytes(500).hex()))]
+            )
     found = await store.search_sessions(TENANT, "walrus", wait=TIMEOUT)
     assert [each.session for each in found.matches] == ["a"]
     await store.close()

@@ -10,8 +10,17 @@ import msgspec
 import pytest
 from store_helpers import TENANT, everything, one_of_each
 
-from atlas_agents.core.errors import StoreError
-from atlas_agents.core.store import AcceptRun, AddAudit, AddEvents, AnswerApproval, ReserveEvents, Store
+from atlas_agents.core.errors import Conflict, StoreError
+from atlas_agents.core.store import (
+    AcceptRun,
+    AddAudit,
+    AddEvents,
+    AddMessage,
+    AddMessages,
+    AnswerApproval,
+    ReserveEvents,
+    Store,
+)
 from atlas_agents.storage import migrations
 from atlas_agents.storage.hash_chain import find_audit_break, find_journal_break
 from atlas_agents.storage.migrations import STEPS
@@ -128,6 +137,26 @@ async def test_database_of_schema_1_supports_new_features(
     again = AcceptRun("other", "s", "a", idempotency_key="key")
     assert (await store.commit("acme", [again]))[0].id == "r0"
     await store.commit(TENANT + "2", one_of_each())
+
+
+@pytest.mark.durable
+async def test_messages_of_schema_1_are_found_by_their_ids_and_not_added_again(
+    make_store: Make, old_database: Callable[[str], None]
+) -> None:
+    old_database("v1")
+    store, count = await make_store(), 0
+    for tenant in ("default", "acme"):
+        for session in await store.sessions(tenant):
+            before = await store.messages(tenant, session.key)
+            count += len(before)
+            for row in before:
+                assert await store.message(tenant, session.key, row.id) == row
+                assert await store.commit(tenant, [AddMessage(session.key, row.id, b"again")]) == [row]
+                assert await store.commit(tenant, [AddMessage(session.key, row.id, b"again"), AddAudit(b"")])
+                with pytest.raises(Conflict):
+                    await store.commit(tenant, [AddMessages(session.key, ((row.id, b""),))])
+            assert await store.messages(tenant, session.key) == before
+    assert count > 10
 
 
 @pytest.mark.durable

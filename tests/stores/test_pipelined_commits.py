@@ -1,4 +1,4 @@
-"""Commits of a turn on Postgres by several processes at a time: they lock rows of sessions and runs, not the tenant."""
+"""Commits of a turn on Postgres by several processes at a time: they lock their sessions, not the tenant."""
 
 import asyncio
 import logging
@@ -51,6 +51,15 @@ async def stores(postgres_server: PostgresServer, schema: str) -> AsyncIterator[
     yield opened
     for store in opened:
         await store.close()
+
+
+_WAITING = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+
+
+async def lock_session(connection: psycopg.AsyncConnection, schema: str, session: str) -> None:
+    """Lock a session as a commit of a turn does, until the end of the transaction."""
+    values = (tenant_lock_id(schema, TENANT) >> 32, session)
+    await connection.execute("SELECT pg_advisory_xact_lock(CAST(%s AS INTEGER), hashtext(%s))", values)
 
 
 async def lock_row(connection: psycopg.AsyncConnection, schema: str, table: str, key: str, value: str) -> None:
@@ -301,15 +310,54 @@ async def test_sessions_of_a_tenant_do_not_wait_for_each_other(
     await with_run(store, "r2", "free")
     (epoch,) = await store.commit(TENANT, [ClaimRun("r1")])
     await store.commit(TENANT, [ReserveEvents("r1", 1, epoch)])
+    commits = [AddMessage("held", "m", b"{}")], [AddEvents("r1", ((1, b"{}"),), epoch)]
     async with await psycopg.AsyncConnection.connect(postgres_server.url) as other:
-        await lock_row(other, schema, "sessions", "key", "held")
+        await lock_session(other, schema, "held")
         async with asyncio.timeout(TIMEOUT):
             await stores[1].commit(TENANT, [AddMessage("free", "m", b"{}"), ClaimRun("r2"), AddAudit(b"")])
-            await stores[1].commit(TENANT, [AddEvents("r1", ((1, b"{}"),), epoch)])  # needs only the row of its run
-        waiting = asyncio.create_task(stores[2].commit(TENANT, [AddMessage("held", "m", b"{}")]))
-        assert not await store.messages(TENANT, "held")
-    await waiting
+            waiting = [asyncio.create_task(stores[n].commit(TENANT, each)) for n, each in enumerate(commits)]
+            while await (await other.execute(_WAITING)).fetchone() != (len(commits),):
+                pass
+        assert not await stores[2].messages(TENANT, "held") and not await stores[2].events(TENANT, "r1")
+    await asyncio.gather(*waiting)
     assert [message.id for message in await store.messages(TENANT, "held")] == ["m"]
+    assert [event.seq for event in await store.events(TENANT, "r1")] == [1]
+
+
+async def test_claim_waits_for_a_commit_of_the_owner_before(
+    stores: list[PostgresStore], postgres_server: PostgresServer, schema: str
+) -> None:
+    """The lock of a session is all that fences a run: the row of the run is not locked by those who only read it."""
+    store = stores[0]
+    await with_run(store, "r", "s")
+    (epoch,) = await store.commit(TENANT, [ClaimRun("r")])
+    async with await psycopg.AsyncConnection.connect(postgres_server.url) as other:
+        await lock_session(other, schema, "s")  # as a commit of the owner does
+        claim = asyncio.create_task(stores[1].commit(TENANT, [ClaimRun("r")]))
+        async with asyncio.timeout(TIMEOUT):
+            while await (await other.execute(_WAITING)).fetchone() != (1,):
+                pass
+        row = await stores[2].run(TENANT, "r")
+        assert row is not None and row.epoch == epoch
+    assert await claim == [epoch + 1]
+    with pytest.raises(StaleOwner):
+        await store.commit(TENANT, [AddJournal("r", epoch, "reply", "1", b"{}")])
+
+
+async def test_commit_locks_no_row_that_it_does_not_change(
+    stores: list[PostgresStore], postgres_server: PostgresServer, schema: str
+) -> None:
+    """A lock of a row is written to the WAL, and its number to the row."""
+    store = stores[0]
+    await with_run(store, "r", "s")
+    (epoch,) = await store.commit(TENANT, [ClaimRun("r")])
+    await store.commit(TENANT, [ReserveEvents("r", 1, epoch)])
+    writes = [AddJournal("r", epoch, "accepted", "", b"{}"), AddEvents("r", ((1, b"{}"),), epoch), AddAudit(b"")]
+    await store.commit(TENANT, writes)
+    async with await psycopg.AsyncConnection.connect(postgres_server.url) as other:
+        for table in ("sessions", "runs"):
+            query = f"SELECT CAST(CAST(xmax AS TEXT) AS INTEGER) FROM {schema}.{table}"
+            assert await (await other.execute(query.encode())).fetchall() == [(0,)]
 
 
 async def test_commits_of_other_kinds_wait_for_those_of_turns_and_hold_them_up(

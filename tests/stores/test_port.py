@@ -42,7 +42,7 @@ from atlas_agents.core.store import (
 from atlas_agents.gateway.hub import AuditTail
 from atlas_agents.gateway.protocol.admin import AuditList
 from atlas_agents.storage.hash_chain import find_audit_break, find_journal_break
-from atlas_agents.storage.sql import statements
+from atlas_agents.storage.sql import statements, tables
 from conftest import Make
 
 
@@ -123,6 +123,42 @@ async def test_many_messages_are_appended_at_once(store: Store) -> None:
     assert [(row.id, row.body) for row in rows[1:-1]] == bodies
     assert await store.message(TENANT, "s", "m7") == rows[8]
     assert await store.message(TENANT, "s", "none") is await store.message("other", "s", "m7") is None
+
+
+def same_number(tenant: str, session: str, id: str) -> int:
+    return 7
+
+
+@pytest.mark.parametrize("id", ["m", "01a1ecc7-ce79-71f0-b606-1d0d3add125a", "ü" * 50, ""])
+@pytest.mark.parametrize("is_alike", [False, True])
+async def test_message_is_found_by_its_id_and_not_added_again(
+    store: Store, id: str, is_alike: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even if the numbers of all messages are the same."""
+    if is_alike:
+        monkeypatch.setattr(tables, "message_number", same_number)
+    for tenant in (TENANT, "other"):
+        await store.commit(tenant, [PutSession("s"), PutSession("t"), AddMessage("s", f"{id}.", b"0")])
+        await store.commit(tenant, [AddMessage("s", id, b"1"), AddMessage("t", id, tenant.encode())])
+    first, second = await store.messages(TENANT, "s")
+    assert await store.message(TENANT, "s", id) == second and await store.message(TENANT, "s", f"{id}.") == first
+    assert await store.message(TENANT, "t", id) == StoredMessage("t", 1, id, "", TENANT.encode())
+    again = await store.commit(
+        TENANT, [AddMessage("s", id, b"2"), AddMessage("s", "x", b""), AddMessage("s", "x", b"")]
+    )
+    assert again[0] == second and again[1] == again[2]
+    for messages in ((("y", b""), (id, b"")), (("y", b""), ("y", b""))):
+        with pytest.raises(Conflict, match="session 's' already has message"):
+            await store.commit(TENANT, [AddMessages("s", messages)])
+    assert [row.id for row in await store.messages(TENANT, "s")] == [f"{id}.", id, "x"]
+
+
+def test_numbers_of_messages_are_in_the_order_of_time_and_fit_into_64_bits() -> None:
+    ids = [f"{time:08x}-0000-7000-8000-000000000000" for time in (0, 1, 0x01A1ECC7, 0x3FFFFFFF, 0xFFFFFFFF)]
+    numbers = [tables.message_number(TENANT, "s", id) for id in (*ids, f"{ids[2]}.2", "m", "")]
+    assert numbers[:4] == sorted(numbers[:4]) and max(numbers[:4]) < min(numbers[-2:])
+    assert all(0 <= number < 1 << 63 for number in numbers) and len(set(numbers)) == len(numbers)
+    assert numbers[2] >> 16 == numbers[5] >> 16
 
 
 async def test_messages_after_a_number_are_deleted_unless_a_run_is_open(store: Store) -> None:
@@ -551,6 +587,21 @@ async def test_any_other_text_is_stored_unchanged(store: Store, text: str) -> No
     assert session is not None
     assert (session.key, session.agent_id, session.label, session.metadata) == (text, text, text, {text: text})
     assert await store.messages(TENANT, text) == [StoredMessage(text, 1, text, "", body)]
+
+
+@pytest.mark.parametrize("size", [0, 1, 46, 47, 48, 16_380, 16_384, 16_385])
+@pytest.mark.parametrize("first", [b"", b"\x01", b'{"role":"user","parts":['])
+async def test_content_of_any_size_is_stored_unchanged(store: Store, first: bytes, size: int) -> None:
+    """Some is compressed, and begins with a byte that other content may begin with as well."""
+    contents = first + b"w" * size, first + bytes(n * n % 251 for n in range(size))
+    for id, content in zip(("plain", "mixed"), contents, strict=True):
+        writes = [PutSession(id), AddMessage(id, id, content), AddMessages(id, (("more", content),))]
+        await store.commit(TENANT, [*writes, AcceptRun(id, id, "a", "", "", "", content), ClaimRun(id)])
+        await store.commit(TENANT, [AddJournal(id, 1, "accepted", "", content)])
+        assert [row.body for row in await store.messages(TENANT, id)] == [content] * 2
+        (run,), (step,) = await store.runs(TENANT, id, open_only=True), await store.journal(TENANT, id)
+        assert run.request == step.payload == content
+        assert find_journal_break([step]) is None
 
 
 @pytest.mark.durable

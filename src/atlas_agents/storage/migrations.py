@@ -369,9 +369,45 @@ _POSTGRES_COMPACT = {
     "journal_previous": "ALTER TABLE journal DROP COLUMN previous",
 }
 
+# Messages, journals and requests are compressed from here on: older processes cannot read them. On SQLite, where
+# commits are made one after the other, no index has to keep a session from having two active runs. A message is found
+# by a number that is computed from its id; see `sql.tables.message_number`. On SQLite, where the index of the ids is
+# part of the table, `sqlite_files` moves the messages of an older database; on Postgres, they have no number.
+_NINETEENTH = (
+    "{active_runs}",
+    "{removal_trigger}",
+    "{replacement_trigger}",
+    "{older_messages}",
+    "{numbered_messages}",
+    "{message_numbers}",
+    "{older_message_ids}",
+    "{search_message_removed_again}",
+    "{search_message_replaced_again}",
+)
+_SQLITE_MESSAGES = {
+    "active_runs": "DROP INDEX runs_active",
+    "removal_trigger": "DROP TRIGGER search_message_removed",
+    "replacement_trigger": "DROP TRIGGER search_message_replaced",
+    "older_messages": "ALTER TABLE messages RENAME TO messages_older",
+    "numbered_messages": """CREATE TABLE messages (
+        tenant TEXT NOT NULL, session TEXT NOT NULL, seq INTEGER NOT NULL, id_number INTEGER NOT NULL,
+        id TEXT NOT NULL, run_id TEXT NOT NULL, body BLOB NOT NULL, PRIMARY KEY (tenant, session, seq))""",
+    "message_numbers": "CREATE INDEX messages_numbered ON messages (id_number)",
+    "older_message_ids": "",
+    "search_message_removed_again": _SQLITE_SESSION_SEARCH["search_message_removed"],
+    "search_message_replaced_again": _SQLITE_SESSION_SEARCH["search_message_replaced"],
+}
+_POSTGRES_MESSAGES = {
+    **dict.fromkeys(_SQLITE_MESSAGES, ""),
+    "older_messages": "ALTER TABLE messages DROP CONSTRAINT messages_tenant_session_id_key",
+    "numbered_messages": "ALTER TABLE messages ADD COLUMN id_number BIGINT",
+    "message_numbers": "CREATE INDEX messages_numbered ON messages (id_number) WHERE id_number IS NOT NULL",
+    "older_message_ids": "CREATE INDEX messages_older ON messages (tenant, session, id) WHERE id_number IS NULL",
+}
+
 STEPS: tuple[tuple[str, ...], ...] = (
     *(_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH, _SIXTH, _SEVENTH, _EIGHTH, _NINTH, _TENTH),
-    *(_ELEVENTH, _TWELFTH, _THIRTEENTH, _FOURTEENTH, _FIFTEENTH, _SIXTEENTH, _SEVENTEENTH, _EIGHTEENTH),
+    *(_ELEVENTH, _TWELFTH, _THIRTEENTH, _FOURTEENTH, _FIFTEENTH, _SIXTEENTH, _SEVENTEENTH, _EIGHTEENTH, _NINETEENTH),
 )
 VERSION = len(STEPS)
 
@@ -393,6 +429,7 @@ SQLITE = {
     "commit_tokens": "",
     **dict.fromkeys(_POSTGRES_FILL, ""),
     **dict.fromkeys(_POSTGRES_COMPACT, ""),
+    **_SQLITE_MESSAGES,
 }
 POSTGRES = {
     "text": 'TEXT COLLATE "C"',
@@ -412,6 +449,7 @@ POSTGRES = {
     **_POSTGRES_FILL,
     **_POSTGRES_COMPACT,
     **dict.fromkeys(_SQLITE_COMPACT, ""),
+    **_POSTGRES_MESSAGES,
 }
 
 
@@ -436,9 +474,9 @@ def log_step(where: str, number: int, last: int) -> None:
     logger.info("migrating the database: %s step=%d of=%d", where, number, last)
 
 
-def log_moved(where: str, runs: int, total: int) -> None:
-    """Log how many runs have their journals and events in the compact tables."""
-    logger.info("migrating the database: %s runs=%d of=%d", where, runs, total)
+def log_moved(where: str, what: str, moved: int, total: int) -> None:
+    """Log how many runs or messages are in the compact tables."""
+    logger.info("migrating the database: %s %s=%d of=%d", where, what, moved, total)
 
 
 def step_checksums(types: dict[str, str]) -> dict[int, str]:

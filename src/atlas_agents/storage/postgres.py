@@ -1,7 +1,7 @@
 """Postgres store: several processes share one database. `PostgresStore` reads; its `Writer` commits in groups.
 
 Waiting commits of a tenant in one process share a transaction (group commit), as on SQLite. The commits of a turn are
-sent in two messages (`sql.pipelined`): they share their tenant's advisory lock and lock the rows of their sessions.
+sent in two messages (`sql.pipelined`): they share their tenant's advisory lock and lock their sessions.
 All others hold the lock alone and run step by step (`sql.writes`), one after the other across all processes. Indexing
 has a `Writer` of its own and shares the lock, so that turns do not wait for it.
 """

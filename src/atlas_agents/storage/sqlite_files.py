@@ -49,8 +49,8 @@ _CHECKED_BYTES = 64 << 20
 """Files up to this size are checked completely when opened. In larger ones SQLite checks pages as it reads them."""
 _CREATE_CHECKSUMS = "CREATE TABLE IF NOT EXISTS schema_checksums (version INTEGER PRIMARY KEY, checksum TEXT NOT NULL)"
 _PUT_CHECKSUM = "INSERT INTO schema_checksums (version, checksum) VALUES (?, ?)"
-_MOVED_RUNS, _LOG_INTERVAL = 200, 5.0
-"""Runs whose rows are moved in one transaction of a migration, and seconds between two log lines."""
+_MOVED_RUNS, _MOVED_MESSAGES, _LOG_INTERVAL = 200, 2000, 5.0
+"""Runs and messages that are moved in one transaction of a migration, and seconds between two log lines."""
 _BACKUP_PAGES = 1024
 _BACKUP_BUSY_TIMEOUT = 5.0
 
@@ -261,25 +261,52 @@ SELECT EXISTS (SELECT 1 FROM sqlite_master WHERE name = 'journal_older')
     OR EXISTS (SELECT 1 FROM runs WHERE number IS NULL)"""
 
 
-def _move_rows(connection: sqlite3.Connection, path: Path) -> None:
-    """Move journals and events of an older schema into the compact tables, some runs per transaction.
+_HAS_OLDER_MESSAGES = "SELECT EXISTS (SELECT 1 FROM sqlite_master WHERE name = 'messages_older')"
+_LAST_OF_BATCH = "SELECT max(id) FROM (SELECT rowid AS id FROM messages_older ORDER BY rowid LIMIT ?)"
+_MOVE_MESSAGES = """
+INSERT INTO messages (tenant, session, seq, id_number, id, run_id, body)
+SELECT tenant, session, seq, message_number(tenant, session, id), id, run_id, body FROM messages_older
+WHERE rowid <= ? ORDER BY rowid"""
+_MOVED_COUNTS = {
+    "runs": "SELECT count(number), count(*) FROM runs",
+    "messages": "SELECT count(*), count(*) + (SELECT count(*) FROM messages_older) FROM messages",
+}
 
-    A run without a number was not moved yet, so a migration that was interrupted continues here.
+
+def _move_rows(connection: sqlite3.Connection, path: Path) -> None:
+    """Move rows of an older schema into the compact tables: journals and events of some runs per transaction, and then
+    some messages.
+
+    A run without a number was not moved yet, and a message that was moved is deleted, so a migration that was
+    interrupted continues here.
     """
     logged = time.monotonic()
-    while connection.execute(_IS_UNFINISHED).fetchone()[0]:
-        connection.execute("BEGIN IMMEDIATE")
-        try:
-            _move_batch(connection)
-            connection.execute("COMMIT")
-        except BaseException:
-            with contextlib.suppress(sqlite3.Error):
-                connection.execute("ROLLBACK")
-            raise
-        if time.monotonic() - logged > _LOG_INTERVAL:
-            logged = time.monotonic()
-            numbered, total = connection.execute("SELECT count(number), count(*) FROM runs").fetchone()
-            log_moved(f"path={path}", numbered, total)
+    for what, is_unfinished in (("runs", _IS_UNFINISHED), ("messages", _HAS_OLDER_MESSAGES)):
+        while connection.execute(is_unfinished).fetchone()[0]:
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                _move_batch(connection) if what == "runs" else _move_messages(connection)
+                connection.execute("COMMIT")
+            except BaseException:
+                with contextlib.suppress(sqlite3.Error):
+                    connection.execute("ROLLBACK")
+                raise
+            if time.monotonic() - logged > _LOG_INTERVAL and connection.execute(is_unfinished).fetchone()[0]:
+                logged = time.monotonic()
+                log_moved(f"path={path}", what, *connection.execute(_MOVED_COUNTS[what]).fetchone())
+
+
+def _move_messages(connection: sqlite3.Connection) -> None:
+    """Move some messages; drop the older table once all are moved."""
+    if not connection.execute(_HAS_OLDER_MESSAGES).fetchone()[0]:
+        return  # another process was faster
+    (last,) = connection.execute(_LAST_OF_BATCH, (_MOVED_MESSAGES,)).fetchone()
+    if last is None:
+        connection.execute("DROP TABLE messages_older")
+        return
+    connection.create_function("message_number", 3, tables.message_number, deterministic=True)
+    connection.execute(_MOVE_MESSAGES, (last,))
+    connection.execute("DELETE FROM messages_older WHERE rowid <= ?", (last,))
 
 
 def _move_batch(connection: sqlite3.Connection) -> None:

@@ -1,6 +1,6 @@
 """Database of one case: a SQLite file or a Postgres schema, and its rows afterwards.
 
-The rows are read with plain SQL, independent of the store under test.
+The rows are read with plain SQL, independent of the store under test, and then decompressed.
 """
 
 import sqlite3
@@ -13,6 +13,7 @@ import msgspec
 
 from atlas_agents.core.aio import Clock
 from atlas_agents.core.store import AuditRow, JournalKind, JournalRow, RunStatus, Store
+from atlas_agents.storage.sql.tables import unpack_value
 from atlas_agents.storage.sqlite import SqliteStore
 from crash.faulty_store import FaultyStore
 
@@ -157,7 +158,7 @@ def tables(found: Sequence[Rows]) -> Tables:
     return Tables(
         [RunRecord(*row) for row in runs],
         [_step(*row) for row in journal],
-        [MessageRecord(row[0], row[1], row[2], row[3], bytes(row[4])) for row in messages],
+        [MessageRecord(row[0], row[1], row[2], row[3], unpack_value(bytes(row[4]))) for row in messages],
         [AuditRow(row[0], bytes(row[1]), row[2], row[3]) for row in audit],
         [_approval(*row) for row in approvals],
         [(row[0], row[1], row[2]) for row in counters],
@@ -170,7 +171,7 @@ def tables(found: Sequence[Rows]) -> Tables:
 def _step(
     run: str, seq: int, kind: JournalKind, key: str, payload: bytes, at: int, previous: str, digest: str
 ) -> JournalRow:
-    return JournalRow(run, seq, kind, key, bytes(payload), at, previous, digest)
+    return JournalRow(run, seq, kind, key, unpack_value(bytes(payload)), at, previous, digest)
 
 
 def _approval(

@@ -15,7 +15,7 @@ from atlas_agents.core import store
 from atlas_agents.core.aio import utc_day
 from atlas_agents.storage.sql import statements as sql
 from atlas_agents.storage.sql import tables
-from atlas_agents.storage.sql.tables import Query, Row, Steps, WriteContext, clean_text, split_batches
+from atlas_agents.storage.sql.tables import Query, Row, Steps, WriteContext, clean_text, split_batches, unpack_value
 from atlas_agents.storage.sql.text_search import session_owners
 
 SESSIONS = "sessions"
@@ -177,7 +177,7 @@ def _index_messages(context: WriteContext, sessions: Sequence[_Pending], limits:
 def _message_words(body: bytes) -> str:
     """Return the words of a message of a person or a model; none if it cannot be decoded."""
     try:
-        message = _decode_body(body)
+        message = _decode_body(unpack_value(body))
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return ""
     if message.role not in ("user", "assistant"):

@@ -5,9 +5,10 @@ checks step by step. If it finds something else than expected, it fails, and the
 `writes`, which decide and explain. So this module may give up at any time (`NotPipelined`), but must never accept what
 the steps would reject.
 
-The transaction shares the lock of its tenant with others of this kind, while the steps hold it exclusively. Rows that
-others may change are locked in a fixed order: sessions by key, then the rows of runs by id, then the audit chain. An
-INSERT of rows that are usually new has no ON CONFLICT, which would write a second record to the WAL for each row.
+The transaction shares the lock of its tenant with others of this kind, while the steps hold it exclusively. Whatever
+belongs to a session, its runs included, is written under the advisory lock of the session. Locks are taken in a fixed
+order: sessions by the hash of their key, then the audit chain. A lock of a row, and the ON CONFLICT of an INSERT, would
+write a further record to the WAL for each row.
 """
 
 from collections import Counter, OrderedDict
@@ -21,7 +22,7 @@ from atlas_agents.core.json import encode
 from atlas_agents.storage.hash_chain import START, audit_row, journal_row
 from atlas_agents.storage.sql import statements as sql
 from atlas_agents.storage.sql import tables
-from atlas_agents.storage.sql.tables import Query, Row, WriteContext, clean_text, pack_bodies
+from atlas_agents.storage.sql.tables import Query, Row, WriteContext, clean_text, pack_bodies, pack_value
 from atlas_agents.storage.sql.writes import MAX_RESERVED_EVENTS, changed_fields, new_run
 
 _MAX_JOURNALS = 8192
@@ -139,6 +140,7 @@ class Batch:
         self._steps: dict[str, store.JournalRow] = {}
         self._step_keys: set[tuple[str, str, str]] = set()
         self._claimed: dict[str, int] = {}
+        self._messages: set[tuple[str, str]] = set()
         self._plan(commits)
 
     def queries(self, token: dict[str, Any]) -> list[Query]:
@@ -236,6 +238,12 @@ class Batch:
         self.add("steps", tables.JOURNAL.values(step) | {"epoch": write.epoch, "is_first": last is None})
         return step
 
+    def require_new(self, session: str, id: str) -> None:
+        """Reject a group that adds a message twice."""
+        if (session, id) in self._messages:
+            raise NotPipelined
+        self._messages.add((session, id))
+
     def add_entry(self, write: store.AddAudit, put: Put) -> None:
         self._entries.append((put, write.entry))
 
@@ -263,14 +271,11 @@ class Batch:
         return put
 
     def _locks(self) -> dict[str, list[str]]:
-        """Return the sessions and runs whose rows are locked, and the runs whose sessions are locked."""
-        claims = {id for id, run in self.runs.items() if run["is_open"]} | {
-            run["id"] for run in self.rows.get("ended", ())
-        }
+        """Return the sessions that are locked, and the runs whose sessions are locked."""
+        ended = {run["id"] for run in self.rows.get("ended", ())}
         locks = {
             "sessions": set(self.sessions) | {usage["session"] for usage in self.usage.values()},
-            "session_runs": claims | set(self._steps),
-            "runs": claims | set(self.runs) | {each["run_id"] for each in self.rows.get("event_owners", ())},
+            "runs": ended | set(self.runs) | set(self._steps) | set(self.events),
         }
         return {name: sorted(found) for name, found in locks.items() if found}
 
@@ -386,13 +391,15 @@ def _set_run(batch: Batch, write: store.SetRun, put: Put) -> None:
 
 
 def _add_message(batch: Batch, write: store.AddMessage, put: Put) -> None:
-    """A repeated id violates a unique index."""
+    """The function fails if an id is repeated."""
+    batch.require_new(write.session, write.id)
     session = batch.session(write.session)
     session["messages"] += 1
     session["moves"] = session["moves"] or not write.run_id
     number = session["messages"]
-    row = {"session": write.session, "id": write.id, "run_id": write.run_id, "body": write.body}
-    batch.add("messages", row | {"number": number})
+    row = {"session": write.session, "id": write.id, "run_id": write.run_id, "body": pack_value(write.body)}
+    id_number = tables.message_number(batch.context.tenant, write.session, write.id)
+    batch.add("messages", row | {"number": number, "id_number": id_number})
 
     def note(answer: WrittenTurns) -> None:
         seq = answer.sessions[write.session] - session["messages"] + number

@@ -222,7 +222,8 @@ class SqlReads(ABC):
         return rows[::-1] if last else rows
 
     async def message(self, tenant: str, session: str, id: str) -> store.StoredMessage | None:
-        return tables.MESSAGES.first(await self.fetch(bind(tenant, sql.MESSAGE_OF_ID, session=session, id=id)))
+        named = {"session": session, "id": id, "id_number": tables.message_number(tenant, session, id)}
+        return tables.MESSAGES.first(await self.fetch(bind(tenant, sql.MESSAGE_OF_ID, **named)))
 
     async def run(self, tenant: str, run_id: str) -> store.RunRow | None:
         return tables.RUNS.first(await self.fetch(bind(tenant, sql.RUN, run_id=run_id)))

@@ -3,6 +3,7 @@
 Column lists come from `tables`. Every statement filters by `:tenant`, except `OPEN_RUNS` and `TENANTS`.
 """
 
+import re
 from base64 import b64encode
 from functools import cache
 from hashlib import sha256
@@ -66,14 +67,28 @@ WITH_PREFIX = "key >= :first AND key < :end"
 
 # Messages
 
+_OF_NUMBER = "tenant || '' = :tenant AND session || '' = :session AND id_number"
+"""Keeps the planner from reading the whole session."""
+_OF_OLDER = "tenant = :tenant AND session = :session AND id_number IS NULL AND id"
+"""Messages of older versions, which have no number on Postgres."""
+_MESSAGE_OF_NUMBER = f"SELECT {t.MESSAGES.columns} FROM messages WHERE {_OF_NUMBER} = :id_number AND id = :id"
 MESSAGE_OF_ID = f"""
-SELECT {t.MESSAGES.columns} FROM messages WHERE tenant = :tenant AND session = :session AND id = :id"""
-ADD_MESSAGE = """
-INSERT INTO messages (tenant, session, seq, id, run_id, body)
-SELECT :tenant, key, last_message + 1, :id, :run_id, :body FROM sessions WHERE tenant = :tenant AND key = :session
-ON CONFLICT (tenant, session, id) DO NOTHING RETURNING seq"""
+{_MESSAGE_OF_NUMBER} UNION ALL SELECT {t.MESSAGES.columns} FROM messages WHERE {_OF_OLDER} = :id"""
+_IS_NO_OLDER = f" AND NOT EXISTS (SELECT 1 FROM messages WHERE {_OF_OLDER} = :id)"
+ADD_MESSAGE = f"""
+INSERT INTO messages (tenant, session, seq, id, run_id, body, id_number)
+SELECT :tenant, key, last_message + 1, :id, :run_id, :body, :id_number FROM sessions
+WHERE tenant = :tenant AND key = :session
+    AND NOT EXISTS (SELECT 1 FROM messages WHERE {_OF_NUMBER} = :id_number AND id = :id){_IS_NO_OLDER} RETURNING seq"""
+_UPDATED_AT_STEP = 1000
+"""Milliseconds for which the messages of a running turn leave `updated_at` of its session as it is. The value is
+indexed: an update of other columns writes no entry of an index, and on Postgres stays within its page. The indexer of
+sessions reads more than this again (`derived.OVERLAP_MS`)."""
 SET_LAST_MESSAGE = f"""
-UPDATE sessions SET last_message = :seq, updated_at = {_NEXT_UPDATED_AT} WHERE tenant = :tenant AND key = :session"""
+UPDATE sessions SET last_message = :seq WHERE tenant = :tenant AND key = :session
+RETURNING updated_at > {_NEXT_UPDATED_AT} - {_UPDATED_AT_STEP}"""
+SET_UPDATED_AT = f"""
+UPDATE sessions SET updated_at = {_NEXT_UPDATED_AT} WHERE tenant = :tenant AND key = :session"""
 NEXT_MESSAGES = f"""
 UPDATE sessions SET last_message = last_message + :count, updated_at = {_NEXT_UPDATED_AT}
 WHERE tenant = :tenant AND key = :session RETURNING last_message - :count"""
@@ -180,9 +195,21 @@ ORDER BY seq LIMIT :limit"""
 
 @cache
 def add_messages(count: int) -> str:
-    """Return the INSERT of several messages, with the parameters `:seq0`, `:id0`, `:body0` and so on."""
-    rows = ", ".join(f"(:tenant, :session, :seq{n}, :id{n}, '', :body{n})" for n in range(count))
-    return f"INSERT INTO messages (tenant, session, seq, id, run_id, body) VALUES {rows}"
+    """Return the INSERT of several messages, with the parameters `:seq0`, `:id0`, `:id_number0`, `:body0` and so on."""
+    rows = ", ".join(f"(:tenant, :session, :seq{n}, :id{n}, '', :body{n}, :id_number{n})" for n in range(count))
+    return f"INSERT INTO messages (tenant, session, seq, id, run_id, body, id_number) VALUES {rows}"
+
+
+@cache
+def known_messages(count: int) -> str:
+    """Return the ids of messages of a session that may be among several: `:id0`, `:id_number0` and so on."""
+    ids = ", ".join(f":id{n}" for n in range(count))
+    return f"{_sqlite_known_messages(count)} UNION ALL SELECT id FROM messages WHERE {_OF_OLDER} IN ({ids})"
+
+
+def _sqlite_known_messages(count: int) -> str:
+    numbers = ", ".join(f":id_number{n}" for n in range(count))
+    return f"SELECT id FROM messages WHERE {_OF_NUMBER} IN ({numbers})"
 
 
 @cache
@@ -267,34 +294,29 @@ _CHANGED_SESSION = ", ".join(
 _ACCEPTED = [name for name in t.RUNS.names if name in map(t.RUNS.column, AcceptRun.__struct_fields__)]
 _ACCEPTED_VALUES = ", ".join(_DECODED.get(name, f"w.{name}") for name in _ACCEPTED)
 _NEW_MESSAGE = t.MESSAGES.select("w", seq="s.last_message - c.messages + w.number", body="decode(w.body, 'base64')")
-_ADDED_USAGE = ", ".join(
-    f"{name} = usage_sums.{name} + excluded.{name}" for name in t.USAGE.names if name not in t.USAGE_KEY
-)
-_UPDATED_AT_STEP = 1000
-"""Milliseconds for which the messages of a running turn leave `updated_at` of its session as it is. The value is
-indexed: a row whose indexed columns stay is updated within its page, which writes much less. The indexer of sessions
-reads more than this again (`derived.OVERLAP_MS`)."""
+_ADDED_USAGE = ", ".join(f"{name} = u.{name} + w.{name}" for name in t.USAGE.names if name not in t.USAGE_KEY)
+_SAME_USAGE = " AND ".join(("u.tenant = of_tenant", *(f"u.{name} = w.{name}" for name in t.USAGE_KEY)))
 _WRITE_TURNS = f"""
 #variable_conflict use_column
 DECLARE
     of_tenant CONSTANT TEXT := given->>'tenant';
     at_time CONSTANT BIGINT := given->>'now';
+    of_lock CONSTANT BIGINT := given->>'lock';
     newest BIGINT;
     part JSONB;
     answer JSONB := '{{}}';
     changed BIGINT;
 BEGIN
-{_POSTGRES_BEGIN.format("given->>'id'", "given->>'token'", "given->>'lock'", "_shared")};
-IF given ? 'sessions' OR given ? 'session_runs' THEN
-    PERFORM 1 FROM sessions WHERE tenant = of_tenant AND key = ANY (ARRAY(
-        SELECT jsonb_array_elements_text(given->'sessions') UNION ALL
-        SELECT session FROM runs WHERE tenant = of_tenant AND id = ANY (ARRAY(
-            SELECT jsonb_array_elements_text(given->'session_runs')))))
-    ORDER BY key FOR NO KEY UPDATE;
-END IF;
-IF given ? 'runs' THEN
-    PERFORM 1 FROM runs WHERE tenant = of_tenant AND id = ANY (ARRAY(SELECT jsonb_array_elements_text(given->'runs')))
-    ORDER BY id FOR NO KEY UPDATE;
+PERFORM pg_advisory_xact_lock_shared(of_lock);
+UPDATE commit_tokens SET written_at = now(), token = CASE
+    WHEN token < CAST(given->>'token' AS BIGINT) THEN CAST(given->>'token' AS BIGINT) END
+WHERE id = CAST(given->>'id' AS UUID);
+IF NOT FOUND THEN {_POSTGRES_BEGIN.format("given->>'id'", "given->>'token'", "of_lock", "_shared")}; END IF;
+IF given ? 'sessions' OR given ? 'runs' THEN
+    PERFORM pg_advisory_xact_lock(CAST(of_lock >> 32 AS INTEGER), of_session) FROM (
+        SELECT hashtext(key) AS of_session FROM jsonb_array_elements_text(given->'sessions') AS w (key) UNION
+        SELECT hashtext(session) FROM runs WHERE tenant = of_tenant AND id = ANY (ARRAY(
+            SELECT jsonb_array_elements_text(given->'runs'))) ORDER BY of_session) AS locks;
 END IF;
 IF given ? 'changed_sessions' THEN
     SELECT coalesce(max(updated_at), 0) INTO newest FROM sessions WHERE tenant = of_tenant;
@@ -350,16 +372,25 @@ IF given ? 'dropped_budgets' THEN
         SELECT 1 FROM jobs j WHERE j.tenant = of_tenant AND j.root = w.run_id AND j.root <> '');
 END IF;
 IF given ? 'messages' THEN
-    INSERT INTO messages (tenant, {t.MESSAGES.columns})
-    SELECT of_tenant, {_NEW_MESSAGE}
-    FROM {t.MESSAGES.recordset("given->'messages'", number="BIGINT")}
+    INSERT INTO messages (tenant, {t.MESSAGES.columns}, id_number)
+    SELECT of_tenant, {_NEW_MESSAGE}, w.id_number
+    FROM {t.MESSAGES.recordset("given->'messages'", number="BIGINT", id_number="BIGINT")}
     JOIN jsonb_to_recordset(given->'changed_sessions') AS c (key TEXT, messages BIGINT) ON c.key = w.session
-    JOIN sessions s ON s.tenant = of_tenant AND s.key = w.session;
+    JOIN sessions s ON s.tenant = of_tenant AND s.key = w.session
+    WHERE NOT EXISTS (SELECT 1 FROM messages m WHERE m.id_number = w.id_number AND m.id = w.id
+            AND m.session || '' = w.session AND m.tenant || '' = of_tenant)
+        AND NOT EXISTS (SELECT 1 FROM messages m WHERE m.tenant = of_tenant AND m.session = w.session
+            AND m.id_number IS NULL AND m.id = w.id);
+    GET DIAGNOSTICS changed = ROW_COUNT;
+    IF changed <> jsonb_array_length(given->'messages') THEN RAISE EXCEPTION 'message exists'; END IF;
 END IF;
 IF given ? 'usage' THEN
-    INSERT INTO usage_sums (tenant, {t.USAGE.columns}) SELECT of_tenant, {t.USAGE.select("w")}
-    FROM {t.USAGE.recordset("given->'usage'")}
-    ON CONFLICT (tenant, {", ".join(t.USAGE_KEY)}) DO UPDATE SET {_ADDED_USAGE};
+    UPDATE usage_sums u SET {_ADDED_USAGE} FROM {t.USAGE.recordset("given->'usage'")} WHERE {_SAME_USAGE};
+    GET DIAGNOSTICS changed = ROW_COUNT;
+    IF changed <> jsonb_array_length(given->'usage') THEN
+        INSERT INTO usage_sums (tenant, {t.USAGE.columns}) SELECT of_tenant, {t.USAGE.select("w")}
+        FROM {t.USAGE.recordset("given->'usage'")} WHERE NOT EXISTS (SELECT 1 FROM usage_sums u WHERE {_SAME_USAGE});
+    END IF;
 END IF;
 IF given ? 'steps' THEN
     INSERT INTO journal (tenant, {", ".join(_STORED_STEP)})
@@ -945,8 +976,8 @@ FROM runs r LEFT JOIN journal j ON j.tenant = :tenant AND j.run_id = r.id WHERE 
 }
 
 
-# Forms for SQLite of statements on the journal and the events, whose rows have the number of their run in their id. All
-# other statements read the views of the same names.
+# Forms for SQLite: of statements on the journal and the events, whose rows have the number of their run in their id
+# (others read the views of the same names), and on messages, which all have a number there.
 
 _RANGE = "{0}.id > r.number << 31 AND {0}.id < (r.number + 1) << 31"
 _JOURNAL_RANGE, _EVENTS_RANGE = _RANGE.format("j"), _RANGE.format("e")
@@ -967,10 +998,13 @@ SQLITE_FORMS = {
         t.RUNS.insert(status=_FIRST_STATUS, place=":place"),
         t.RUNS.insert(status=_FIRST_STATUS, place=":place", number="(SELECT coalesce(max(number), 0) + 1 FROM runs)"),
     ),
-    **{
-        each: each.replace("status = 'queued'", f"status = 'queued' AND {_OPEN}")
-        for each in (START_NEXT, QUEUED_RUNS_OF)  # SQLite uses a partial index only where its condition is repeated
+    **{  # SQLite uses a partial index only where its condition is repeated
+        each: re.sub(rf"(status = 'queued'|{re.escape(_ACTIVE)})", rf"\1 AND {_OPEN}", each)
+        for each in (START_NEXT, QUEUED_RUNS_OF, ACTIVE_RUN)
     },
+    MESSAGE_OF_ID: _MESSAGE_OF_NUMBER,
+    ADD_MESSAGE: ADD_MESSAGE.replace(_IS_NO_OLDER, ""),
+    **{known_messages(count): _sqlite_known_messages(count) for count in t.EVENT_BATCHES},
     JOURNAL_END: f"""
 SELECT r.status, r.epoch, j.id & {t.MAX_SEQ}, j.hash FROM runs r LEFT JOIN journal_rows j
     ON j.id = (SELECT j.id FROM journal_rows j WHERE {_JOURNAL_RANGE} ORDER BY j.id DESC LIMIT 1)

@@ -4,6 +4,7 @@ The database runs these commits of a tenant one at a time, so a check still hold
 most commits of a turn take the shorter way of `pipelined`, and come here if something is not as expected.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,7 +18,15 @@ from atlas_agents.storage.hash_chain import START, audit_row, journal_row
 from atlas_agents.storage.sql import statements as sql
 from atlas_agents.storage.sql import tables
 from atlas_agents.storage.sql.derived import refresh_indexes
-from atlas_agents.storage.sql.tables import Query, Steps, Vector, WriteContext, clean_text, split_batches
+from atlas_agents.storage.sql.tables import (
+    Query,
+    Steps,
+    Vector,
+    WriteContext,
+    clean_text,
+    pack_value,
+    split_batches,
+)
 from atlas_agents.storage.sql.text_search import owner_words
 
 MAX_RESERVED_EVENTS = tables.MAX_SEQ
@@ -100,20 +109,23 @@ def _drop_session(context: WriteContext, write: store.DropSession) -> Steps[None
 
 
 def _add_message(context: WriteContext, write: store.AddMessage) -> Steps[store.StoredMessage]:
-    named = {"session": write.session, "id": write.id}
-    rows = yield context.bind(sql.ADD_MESSAGE, **named, run_id=write.run_id, body=write.body)
+    number = tables.message_number(context.tenant, write.session, write.id)
+    named = {"session": write.session, "id": write.id, "id_number": number}
+    rows = yield context.bind(sql.ADD_MESSAGE, **named, run_id=write.run_id, body=pack_value(write.body))
     if not rows:
         existing = tables.MESSAGES.first((yield context.bind(sql.MESSAGE_OF_ID, **named)))
         if existing is None:
             raise _not_found("session", write.session)
         return existing
     ((seq,),) = rows
-    yield context.bind(sql.SET_LAST_MESSAGE, session=write.session, seq=seq)
+    ((is_recent,),) = yield context.bind(sql.SET_LAST_MESSAGE, session=write.session, seq=seq)
+    if not write.run_id or not is_recent:
+        yield context.bind(sql.SET_UPDATED_AT, session=write.session)
     return store.StoredMessage(write.session, seq, write.id, write.run_id, write.body)
 
 
 def _replace_message(context: WriteContext, write: store.ReplaceMessage) -> Steps[store.StoredMessage]:
-    named = {"session": write.session, "seq": write.seq, "body": write.body}
+    named = {"session": write.session, "seq": write.seq, "body": pack_value(write.body)}
     replaced = tables.MESSAGES.first((yield context.bind(sql.REPLACE_MESSAGE, **named)))
     if replaced is None:
         raise _not_found("message", str(write.seq))
@@ -126,11 +138,18 @@ def _add_messages(context: WriteContext, write: store.AddMessages) -> Steps[None
         raise _not_found("session", write.session)
     ((seq,),) = rows
     for batch in split_batches(write.messages, tables.EVENT_BATCHES):
+        keys: dict[str, Any] = {}
         values: dict[str, Any] = {}
         for n, (id, body) in enumerate(batch):
             seq += 1
-            values[f"seq{n}"], values[f"id{n}"], values[f"body{n}"] = seq, id, body
-        yield context.bind(sql.add_messages(len(batch)), session=write.session, **values)
+            keys[f"id{n}"], keys[f"id_number{n}"] = id, tables.message_number(context.tenant, write.session, id)
+            values[f"seq{n}"], values[f"body{n}"] = seq, pack_value(body)
+        known = yield context.bind(sql.known_messages(len(batch)), session=write.session, **keys)
+        counts = Counter([id for id, _ in batch]) + Counter({id for (id,) in known})
+        for id, _ in batch:
+            if counts[id] > 1:
+                raise Conflict(f"session {write.session!r} already has message {id!r}")
+        yield context.bind(sql.add_messages(len(batch)), session=write.session, **keys, **values)
 
 
 def _drop_messages(context: WriteContext, write: store.DropMessages) -> Steps[None]:
