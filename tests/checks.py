@@ -15,6 +15,7 @@ from atlas_agents.core.aio import SystemClock
 TIMEOUT = 120.0
 """Seconds after which a wait fails."""
 _TICK = 0.01
+_LONGEST_INTERVAL = 0.05
 _REFERENCE = 0.004
 """Seconds of CPU time that the computation of `cpu_factor` takes on the reference machine."""
 
@@ -35,14 +36,17 @@ def is_paired(messages: Sequence[Message]) -> bool:
 async def wait_until(condition: Callable[[], Any], interval: float = 0.01, seconds: float = TIMEOUT) -> Any:
     """Poll a sync or async condition until it is true and return its value; TimeoutError after `seconds`.
 
-    Only for states that no event announces, such as those of another process.
+    Only for states that no event announces, such as those of another process. Long waits poll less often: many
+    conditions query a database or another process.
     """
+    longest = max(interval, _LONGEST_INTERVAL)
     async with asyncio.timeout(seconds):
         while True:
             found = condition()
             if found := await found if inspect.isawaitable(found) else found:
                 return found
             await asyncio.sleep(interval)
+            interval = min(longest, interval * 1.25)
 
 
 def is_running(command: str) -> bool:

@@ -122,7 +122,7 @@ async def test_operations_view_has_the_figures_of_all_workers(server: PostgresSe
             live = (await client.get("ops.status"))["live"]
             return live if live["ended"]["done"] == turns else None
 
-        live = await wait_until(reported)
+        live = await wait_until(reported, 0.1)
         assert (live["ended"]["failed"], live["duration"]["count"], live["firstOutput"]["count"]) == (0, turns, turns)
         assert 0.75 <= live["duration"]["p50"] <= live["duration"]["p99"], "three calls take a quarter second each"
         (model,) = live["models"]
@@ -137,7 +137,7 @@ async def test_operations_view_has_the_figures_of_all_workers(server: PostgresSe
             live = (await client.get("ops.status"))["live"]
             return len(alive) == 1 and live["ended"]["done"] == sum(each.figures.done for each in alive if each.figures)
 
-        await wait_until(without_the_lost_one)
+        await wait_until(without_the_lost_one, 0.2)
 
 
 async def test_status_needs_no_connection_of_its_own(
