@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -22,7 +24,8 @@ _REGISTRY = Registry(Environment({}, dotenv=None))
 _RETRY = RetryPolicy(order="given", retries=1, backoff=0.1)
 _BUDGETS = ("turn tokens=1000000 requests=100", "user tokens=1000000 requests=1000 tool_calls=1000")
 _PROCESS_TIMEOUT = 60.0
-_FAULT_TIMEOUT = 0.3
+_FAULT_TIMEOUT = 0.2
+"""Seconds that a process goes on with a permanent fault."""
 _TOOL_TIMEOUT = 0.08
 
 
@@ -64,7 +67,9 @@ async def run_to_end(setup: CaseSetup, process: CaseProcess) -> None:
     atlas = build(script, store)
     client = Client(atlas, script, before)
     try:
-        async with asyncio.timeout(_FAULT_TIMEOUT if plan.forever else _PROCESS_TIMEOUT):
+        async with asyncio.timeout(_PROCESS_TIMEOUT) as limit:
+            if plan.forever:
+                STATE.points.on_first_fault = partial(_limit_soon, asyncio.get_running_loop(), limit)
             await client.run_to_end(restarted=process.number > 1, sends_first=plan.sends_first)
     except TimeoutError:
         STATE.log.record("runner", "gave up" if plan.forever else "stuck")
@@ -74,6 +79,16 @@ async def run_to_end(setup: CaseSetup, process: CaseProcess) -> None:
         STATE.points = Points(NO_FAULT, STATE.log)
         await _recover_again(setup, store)
     await store.close()
+
+
+def _limit_soon(loop: asyncio.AbstractEventLoop, limit: asyncio.Timeout) -> None:
+    """Let the limit end soon, unless it is no longer needed; called in any thread."""
+
+    def reschedule() -> None:
+        with suppress(RuntimeError):
+            limit.reschedule(loop.time() + _FAULT_TIMEOUT)
+
+    loop.call_soon_threadsafe(reschedule)
 
 
 async def restart_process(setup: CaseSetup, process: CaseProcess) -> None:

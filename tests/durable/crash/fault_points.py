@@ -74,6 +74,7 @@ class Points:
         self.injected = 0
         self.names: list[str] = []
         self.cancel: Callable[[], None] = _nothing
+        self.on_first_fault: Callable[[], None] = _nothing
         self._world = log
         self._recorded = log.count
         self._fits = (plan.only,) if plan.only else FAULT_POINTS[plan.fault]
@@ -98,6 +99,7 @@ class Points:
             self.injected += 1
             if self.injected == 1:
                 self._world.record("points", plan.fault, name=name, n=self.passed)
+                self.on_first_fault()
         if plan.fault == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         elif plan.fault == "stop":
@@ -146,4 +148,4 @@ def in_model(fault: Fault | None) -> None:
 
 
 def _nothing() -> None:
-    """Nothing to cancel yet."""
+    """Do nothing."""
