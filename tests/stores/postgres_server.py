@@ -37,6 +37,9 @@ _CONNECTION_LOST = 2
 """Exit status of psql if the server process crashed; the log may not say so yet."""
 _TEMPLATES = Path(__file__).parent.parent.parent / ".cache/postgres"
 """Data folders of new servers, one per build, locale and user."""
+_SHARED_MEMORY = Path("/dev/shm")
+_NEEDED_MEMORY = 8 << 30
+"""Free bytes of shared memory from which on it holds the data of servers; each takes far less."""
 _pgvector_works: bool | None = None
 
 
@@ -44,10 +47,10 @@ class PostgresServer:
     """Context manager that starts a server and deletes it with its data. `start` and `stop` restart it."""
 
     def __init__(self, *, safe: bool = False) -> None:
-        """`safe` turns fsync on. Tests that only kill processes do not need it."""
+        """`safe` turns fsync on and keeps the data on disk. Tests that only kill processes do not need it."""
         self._safe = safe
         self._programs: Path = POSTGRES_VERSIONS[18]
-        self._folder = Path(tempfile.mkdtemp(prefix="atlas-pg-"))
+        self._folder = Path(tempfile.mkdtemp(prefix="atlas-pg-", dir=None if safe else _shared_memory()))
         self._data = str(self._folder / "data")
         self._options: dict[str, Any] = {"check": True, "cwd": "/", "timeout": 240}
         if os.geteuid() == 0:
@@ -181,3 +184,9 @@ class PostgresServer:
     def _run(self, program: str, *arguments: str) -> None:
         quiet = subprocess.DEVNULL
         subprocess.run([str(self._programs / program), *arguments], stdout=quiet, stderr=quiet, **self._options)
+
+
+def _shared_memory() -> Path | None:
+    """Return the shared-memory file system if it is large: copying a database there takes a tenth of the time."""
+    has_space = _SHARED_MEMORY.is_dir() and shutil.disk_usage(_SHARED_MEMORY).free > _NEEDED_MEMORY
+    return _SHARED_MEMORY if has_space else None
