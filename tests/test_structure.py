@@ -1,5 +1,6 @@
 """The structure of the code stays within its bars: few modules, no cycles, short paths through the code."""
 
+import ast
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,17 @@ def test_no_import_cycle() -> None:
 
 def test_no_layer_is_evaded_by_a_module_name_in_a_string() -> None:
     assert structure.sources_of(ROOT).evasions == []
+
+
+def test_tool_functions_are_called_in_one_place_only() -> None:
+    """A call anywhere else would bypass permissions and audit. `FunctionTool.__call__` is for the developer's code."""
+    callers = [
+        name
+        for name, tree in structure.sources_of(ROOT).trees.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "function"
+    ]
+    assert sorted(callers) == ["atlas_agents.tools.execute", "atlas_agents.tools.tool"]
 
 
 @pytest.mark.slow
