@@ -19,7 +19,7 @@ from atlas_agents.core.store import AddAudit, AddMessage, PutRecord, PutSession,
 from atlas_agents.storage.postgres import PostgresStore
 from checks import TIMEOUT, wait_until
 
-pytestmark = pytest.mark.slow  # each test starts a server of its own
+pytestmark = pytest.mark.slow  # starts servers
 
 QUIET_SERVER = (
     "autovacuum = off",
@@ -90,8 +90,14 @@ class HoldingProxy:
                 writer.write(message)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def server() -> Iterator[PostgresServer]:
+    with PostgresServer() as server:
+        yield server
+
+
+@pytest.fixture
+def crashing_server() -> Iterator[PostgresServer]:
     with PostgresServer() as server:
         yield server
 
@@ -131,23 +137,25 @@ async def reuse_transaction_id(server: PostgresServer, xid: str) -> None:
 
 
 async def test_commit_is_written_again_when_its_transaction_id_is_reused_after_a_crash(
-    server: PostgresServer, schema: str
+    crashing_server: PostgresServer, schema: str
 ) -> None:
     # Nothing may flush the transaction's first records, and no background work may take an id of its own:
     # the id is given again only if those records are lost, and only then to the next transaction.
     for setting in QUIET_SERVER:
-        await fetch_value(server, f"ALTER SYSTEM SET {setting}")
-    async with server.gone():
+        await fetch_value(crashing_server, f"ALTER SYSTEM SET {setting}")
+    async with crashing_server.gone():
         pass
-    async with asyncio.timeout(TIMEOUT), opened(server, schema) as (proxy, store):
+    async with asyncio.timeout(TIMEOUT), opened(crashing_server, schema) as (proxy, store):
         await store.commit(TENANT, [AddAudit(b"before")])
         proxy.armed = True
         commit = asyncio.create_task(store.commit(TENANT, [AddAudit(b"cut off")]))
         await proxy.held.wait()
-        xid = await fetch_value(server, "SELECT backend_xid FROM pg_stat_activity WHERE backend_xid IS NOT NULL")
-        async with server.gone():
+        xid = await fetch_value(
+            crashing_server, "SELECT backend_xid FROM pg_stat_activity WHERE backend_xid IS NOT NULL"
+        )
+        async with crashing_server.gone():
             pass
-        await reuse_transaction_id(server, xid)
+        await reuse_transaction_id(crashing_server, xid)
         proxy.accepting = True
         (row,) = await commit
         assert [(entry.seq, entry.entry) for entry in await store.audit(TENANT)] == [(1, b"before"), (2, b"cut off")]
