@@ -130,8 +130,10 @@ async def fetch_value(server: PostgresServer, statement: str) -> str:
 
 async def reuse_transaction_id(server: PostgresServer, xid: str) -> None:
     """Commit transactions until the server has handed out this transaction id again."""
-    while (given := int(await fetch_value(server, "SELECT pg_current_xact_id()"))) < int(xid):
-        continue
+    given = 0
+    async with await psycopg.AsyncConnection.connect(server.url, autocommit=True) as connection:
+        while given < int(xid):
+            (given,) = await (await connection.execute("SELECT pg_current_xact_id()::text::bigint")).fetchone() or (0,)
     assert given == int(xid), "the server did not reuse the id: it was flushed before the crash"
     assert await fetch_value(server, f"SELECT pg_xact_status('{xid}'::xid8)") == "committed"
 
