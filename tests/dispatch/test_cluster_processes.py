@@ -155,7 +155,7 @@ async def test_turns_finish_in_the_database_to_which_their_tenant_moves(server: 
         sent = [await client.get("chat.send", sessionKey=f"s{n % 4}", message=f"turn{n}") for n in range(8)]
         ids = [each["runId"] for each in sent]
         await wait_for_effects(tmp_path, 4)
-        other = stack.enter_context(PostgresServer())
+        other = stack.enter_context(PostgresServer(copied=False))
         await move_tenant(TenantMove("default", server.url, other.url))
         new_front, _ = await members(stack, other, tmp_path, "gateway", "worker")
         new_client = await stack.enter_async_context(connect_process(new_front))

@@ -46,9 +46,13 @@ _pgvector_works: bool | None = None
 class PostgresServer:
     """Context manager that starts a server and deletes it with its data. `start` and `stop` restart it."""
 
-    def __init__(self, *, safe: bool = False) -> None:
-        """`safe` turns fsync on and keeps the data on disk. Tests that only kill processes do not need it."""
+    def __init__(self, *, safe: bool = False, copied: bool = True) -> None:
+        """`safe` turns fsync on and keeps the data on disk. Tests that only kill processes do not need it.
+
+        Servers with `copied` data have the same system identifier.
+        """
         self._safe = safe
+        self._copied = copied
         self._programs: Path = POSTGRES_VERSIONS[18]
         self._folder = Path(tempfile.mkdtemp(prefix="atlas-pg-", dir=None if safe else _shared_memory()))
         self._data = str(self._folder / "data")
@@ -64,7 +68,10 @@ class PostgresServer:
         self.url = f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
 
     def __enter__(self) -> Self:
-        self._copy_new_data()
+        if self._copied:
+            self._copy_new_data()
+        else:
+            self._create_data()
         self.start()
         self._probe_pgvector()
         return self
@@ -78,12 +85,15 @@ class PostgresServer:
         with (_TEMPLATES / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not template.exists():
-                self._run("initdb", "-A", "trust", "-U", "postgres", "-D", self._data, "--no-sync")
+                self._create_data()
                 shutil.rmtree(unfinished := template.with_suffix(".new"), ignore_errors=True)
                 subprocess.run(["cp", "-Rp", self._data, unfinished], check=True)
                 unfinished.rename(template)
                 return
         subprocess.run(["cp", "-Rp", template, self._data], check=True)
+
+    def _create_data(self) -> None:
+        self._run("initdb", "-A", "trust", "-U", "postgres", "-D", self._data, "--no-sync")
 
     @property
     def has_pgvector(self) -> bool:

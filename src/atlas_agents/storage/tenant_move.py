@@ -332,7 +332,10 @@ async def _open_both(move: TenantMove) -> AsyncGenerator[tuple[MoveEnd, MoveEnd]
             source, target = MoveEnd(one, move, is_target=False), MoveEnd(other, move, is_target=True)
             target.peer, source.peer = [str(await end.read_value(_IDENTITY)) for end in (source, target)]
             if source.peer == target.peer:
-                raise StoreError("the source and the target of the move are the same database")
+                raise StoreError(
+                    "the source and the target of the move are the same database, "
+                    "or one server is a physical copy of the other: create the target with initdb"
+                )
             versions = await source.prepare(migrate=False), await target.prepare(migrate=True)
             if versions[0] != versions[1]:
                 raise StoreError(
