@@ -81,9 +81,12 @@ def _atlas(home: Home, *arguments: str) -> "subprocess.CompletedProcess[str]":
 
 
 def _change(home: Home, before: str, after: str) -> None:
+    """Change the module, and delete its bytecode: Python compares only the size and the second of the change."""
     path = home.folder / "shop.py"
     assert before in path.read_text()
     path.write_text(path.read_text().replace(before, after))
+    for bytecode in path.parent.rglob("__pycache__/shop.*.pyc"):
+        bytecode.unlink()
 
 
 def _add_prompt(home: Home) -> None:
