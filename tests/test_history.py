@@ -344,3 +344,15 @@ def test_digest_of_a_conversation_is_that_of_its_messages() -> None:
     for messages in (first, [*first, assistant("b")], [*first, user("c"), assistant("d")], first[1:], [], first):
         assert digest_conversation(conversation).update(messages) == messages_digest(messages)
     assert messages_digest(first) != messages_digest(first[:2]) != messages_digest([user("a"), assistant("a")])
+
+
+def test_message_without_a_digest_leaves_the_conversation_as_it_was() -> None:
+    class Unreadable:
+        def __repr__(self) -> str:
+            raise ValueError("unreadable")
+
+    conversation, first = Conversation([]), [user("q"), assistant("a")]
+    digest_conversation(conversation).update(first)
+    with pytest.raises(ValueError, match="unreadable"):
+        digest_conversation(conversation).update([assistant(ToolCall("1", "f", {"x": Unreadable()}))])
+    assert digest_conversation(conversation).update(first) == messages_digest(first)

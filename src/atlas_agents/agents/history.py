@@ -472,9 +472,11 @@ class MessagesDigest:
     def update(self, messages: Sequence[Message]) -> str:
         """Return the digest of messages, see `messages_digest`."""
         messages, known = list(messages), len(self._messages)
-        if messages[:known] != self._messages:
-            known, self._hash = 0, hashlib.blake2b(digest_size=8)
-        self._hash.update(_join_digests(messages[known:] if known else messages))
+        has_grown = messages[:known] == self._messages
+        digests = _join_digests(messages[known:] if has_grown else messages)
+        if not has_grown:
+            self._hash = hashlib.blake2b(digest_size=8)
+        self._hash.update(digests)
         self._messages = messages
         return self._hash.hexdigest()
 
