@@ -281,11 +281,12 @@ def _move_rows(connection: sqlite3.Connection, path: Path) -> None:
     interrupted continues here.
     """
     logged = time.monotonic()
-    for what, is_unfinished in (("runs", _IS_UNFINISHED), ("messages", _HAS_OLDER_MESSAGES)):
+    moves = (("runs", _IS_UNFINISHED, _move_batch), ("messages", _HAS_OLDER_MESSAGES, _move_messages))
+    for what, is_unfinished, move in moves:
         while connection.execute(is_unfinished).fetchone()[0]:
             connection.execute("BEGIN IMMEDIATE")
             try:
-                _move_batch(connection) if what == "runs" else _move_messages(connection)
+                move(connection)
                 connection.execute("COMMIT")
             except BaseException:
                 with contextlib.suppress(sqlite3.Error):
