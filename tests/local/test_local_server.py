@@ -193,7 +193,9 @@ async def test_openai_sdk_streams_after_a_tool_call(share: Make) -> None:
     endpoint = await share().endpoint()
     async with openai.AsyncOpenAI(base_url=f"{endpoint.url}/v1", api_key=endpoint.key.reveal()) as client:
         assert [model.id async for model in client.models.list()] == ["smollm2-135m"]
-        stream = await client.chat.completions.create(model="local", messages=MESSAGES, stream=True, max_tokens=8)
+        stream = await client.chat.completions.create(
+            model="local", messages=MESSAGES + SEA, stream=True, max_tokens=8, temperature=0
+        )
         chunks = [chunk async for chunk in stream]
     texts = [choice.delta.content for chunk in chunks for choice in chunk.choices if choice.delta.content]
     assert len(texts) > 3
