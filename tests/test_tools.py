@@ -672,6 +672,42 @@ def test_tools_must_be_a_list() -> None:
             Toolset(given)  # pyright: ignore[reportArgumentType]
 
 
+def test_tools_with_almost_the_same_parameters_keep_their_own_schemas() -> None:
+    def first(value: int | str = 1) -> None:
+        """Do.
+
+        Args:
+            value: Text of the first.
+        """
+
+    def second(value: str | int = 1) -> None:
+        """Do."""
+
+    def third(value: int | str = True) -> None:
+        """Do."""
+
+    def fourth(value: int | str = 1) -> None:
+        """Do."""
+
+    schemas = [tool(each).parameters["properties"]["value"] for each in (first, second, third, fourth)]
+    assert [each["default"] for each in schemas] == [1, 1, True, 1] and schemas[2]["default"] is True
+    kinds = [[kind["type"] for kind in each["anyOf"]] for each in schemas]
+    assert kinds == [["integer", "string"], ["string", "integer"], ["integer", "string"], ["integer", "string"]]
+    assert [each.get("description") for each in schemas] == ["Text of the first.", None, None, None]
+
+
+def test_same_parameters_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def look_up(unusual_name: str, limit: int = 7) -> None:
+        """Look something up."""
+
+    def forget(unusual_name: str, limit: int = 7) -> None:
+        """Forget something."""
+
+    found = tool(look_up).parameters
+    monkeypatch.setattr(pydantic, "create_model", None)
+    assert tool(forget).parameters == found
+
+
 def test_shared_function_is_described_once_and_not_kept_alive() -> None:
     async def brief(a: int) -> int:
         """Count."""

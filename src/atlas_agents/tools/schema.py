@@ -6,7 +6,8 @@ pydantic, griffe and jsonschema-rs are imported with the first tool, not with th
 import inspect
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
 from functools import partial
 from types import FunctionType, UnionType
 from typing import (
@@ -36,6 +37,9 @@ Convert = Callable[[dict[str, Any]], dict[str, Any]]
 Check = Callable[[dict[str, Any]], None]
 _MAX_PROBLEMS = 8
 _LONG_ARGUMENTS = 100_000
+_PLAIN_TYPES = (str, int, float, bool, type(None))
+_MAX_MODELS = 256
+_models: dict[tuple[Any, ...], tuple[Any, dict[str, Any]]] = {}
 
 
 def check_bounds(name: str, schema: dict[str, Any]) -> None:
@@ -324,7 +328,7 @@ def _argument_model(name: str, parameters: Mapping[str, inspect.Parameter]) -> t
 
     problems = (pydantic.errors.PydanticUserError, TypeError, ValueError, RecursionError)
     try:
-        model, schema = _build_model(parameters.values())
+        model, schema = _find_model([*parameters.values()])
     except problems:
         for parameter in parameters.values():
             try:
@@ -356,6 +360,26 @@ def _field(parameter: inspect.Parameter) -> Any:
         annotation = Annotated[annotation, default]
         default = parameter.empty if default.is_required() else default.get_default(call_default_factory=True)
     return annotation, Field(... if default is parameter.empty else default, alias=parameter.name)
+
+
+def _find_model(parameters: Sequence[inspect.Parameter]) -> tuple[Any, dict[str, Any]]:
+    """Build the model, or return that of an earlier function with the same parameters, and a new copy of its schema.
+
+    Applications that define their tools anew for each request do so often, and to build a model takes milliseconds.
+    """
+    if not all(each.default is each.empty or type(each.default) in _PLAIN_TYPES for each in parameters):
+        return _build_model(parameters)
+    # equal unions and defaults may differ: `int | str == str | int`, and `1 == True`
+    key = tuple([(each.name, each.annotation, str(each.annotation), repr(each.default)) for each in parameters])
+    try:
+        known = _models.get(key)
+    except TypeError:  # an annotation that cannot be hashed, such as one with a `Field`
+        return _build_model(parameters)
+    if known is None:
+        if len(_models) >= _MAX_MODELS:
+            _models.clear()
+        known = _models[key] = _build_model(parameters)
+    return known[0], deepcopy(known[1])
 
 
 def _build_model(parameters: Iterable[inspect.Parameter]) -> tuple[Any, dict[str, Any]]:
