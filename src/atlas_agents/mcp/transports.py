@@ -8,10 +8,12 @@ import logging
 import re
 import secrets
 import socket
+import ssl
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import parse_qs, urlsplit
@@ -244,6 +246,12 @@ async def http_transport(entry: ServerEntry, auth: httpx2.Auth | None) -> AsyncG
         yield streams
 
 
+@cache
+def _tls_context() -> ssl.SSLContext:
+    """Return one context for all servers: to read the certificates takes tens of milliseconds."""
+    return httpx2.create_ssl_context()
+
+
 class _LimitedTransport(httpx2.AsyncHTTPTransport):
     """HTTP transport with a size limit per response, or per event of a stream.
 
@@ -253,7 +261,7 @@ class _LimitedTransport(httpx2.AsyncHTTPTransport):
     """
 
     def __init__(self, url: httpx2.URL, explain_refusal: Callable[[httpx2.Response], str] | None) -> None:
-        super().__init__(limits=httpx2.Limits(keepalive_expiry=_KEEPALIVE))
+        super().__init__(verify=_tls_context(), limits=httpx2.Limits(keepalive_expiry=_KEEPALIVE))
         self._url = url
         self._explain_refusal = explain_refusal
 
