@@ -457,6 +457,19 @@ async def test_interrupted_move_to_compact_rows_continues_without_loss(
         assert not connection.execute("SELECT name FROM sqlite_master WHERE name LIKE '%older%'").fetchall()
 
 
+async def test_new_database_has_the_schema_of_a_migrated_one(tmp_path: Path) -> None:
+    found: list[set[tuple[str, ...]]] = []
+    for name in ("new.db", "migrated.db"):
+        if name == "migrated.db":
+            database_of_schema(_COMPACT - 1, tmp_path / name)
+        store = SqliteStore(tmp_path / name)
+        await store.open()
+        await store.close()
+        with contextlib.closing(sqlite3.connect(tmp_path / name)) as connection:
+            found.append(set(connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master")))
+    assert found[0] == found[1] and len(found[0]) > 50
+
+
 def read_messages(path: Path) -> list[tuple[str, ...]]:
     query = "SELECT tenant, session, id, seq, run_id, body FROM messages ORDER BY tenant, session, seq"
     with contextlib.closing(sqlite3.connect(path)) as connection:

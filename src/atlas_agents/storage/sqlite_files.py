@@ -6,6 +6,7 @@ A file that is missing, damaged, foreign or too new is rejected with a message t
 import atexit
 import contextlib
 import os
+import re
 import secrets
 import shutil
 import sqlite3
@@ -218,6 +219,10 @@ def _migrate(connection: sqlite3.Connection, path: Path) -> None:
     _move_rows(connection, path)
 
 
+_OLDER_TABLE = re.compile(r"ALTER TABLE (\w+) RENAME TO \w+_older")
+"""Statement that keeps a table until its rows are moved. It takes long, and a new database has no rows to move."""
+
+
 def _migrate_step(connection: sqlite3.Connection, path: Path) -> bool:
     """Apply the next migration in one transaction, and in a new database all; return whether more may be pending."""
     connection.execute("BEGIN IMMEDIATE")
@@ -229,7 +234,7 @@ def _migrate_step(connection: sqlite3.Connection, path: Path) -> bool:
             if version:
                 log_step(f"path={path}", number, pending[-1][0])
             for statement in statements:
-                connection.execute(statement)
+                connection.execute(statement if version else _OLDER_TABLE.sub(r"DROP TABLE \1", statement))
             connection.execute(f"PRAGMA user_version = {number}")
             connection.execute(_PUT_CHECKSUM, (number, step_checksums(SQLITE)[number]))
         if connection.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
