@@ -86,6 +86,8 @@ class Screen:
             case "D":
                 self._column = max(0, self._column - number)
             case "J":
+                lines = [self._lines[self._row][self._column :], *self._lines[self._row + 1 :]]
+                self.erased += ["".join(line).rstrip() for line in lines]
                 del self._lines[self._row + 1 :], self._lines[self._row][self._column :]
             case "K":
                 self.erased.append("".join(self._lines[self._row][self._column :]).rstrip())
