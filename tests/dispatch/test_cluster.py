@@ -31,6 +31,7 @@ from atlas_agents.storage.postgres import PostgresStore
 from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
 from atlas_agents.tools.tool import tool
 from checks import TIMEOUT, measure_loop_time, wait_until
+from stores.postgres_server import PostgresServer
 
 pytestmark = pytest.mark.slow
 COMPACTING = History(compaction=Compaction(window=1500))
@@ -326,6 +327,59 @@ async def test_new_leader_reassigns_runs_before_a_heartbeat_could_be_missed(url:
         await connection.execute("DELETE FROM procrastinate_jobs")
         async with member(url, schema, Scripted(says("Done.")), heartbeat_timeout=10 * TIMEOUT):
             assert (await stream.reply()).text == "Done."
+
+
+async def test_crash_of_postgres_leaves_turns_with_their_workers_and_starts_those_that_waited(schema: str) -> None:
+    running, may_end = asyncio.Event(), asyncio.Event()
+
+    @tool
+    async def slow() -> str:
+        """Waits."""
+        running.set()
+        await may_end.wait()
+        return "over"
+
+    model = Scripted(calls("slow"), says("Done."))
+    with PostgresServer() as server:
+        url = server.url
+        async with (
+            asyncio.timeout(TIMEOUT),
+            member(url, schema, Scripted(), executes_runs=False) as front,
+            member(url, schema, model, [slow], concurrency=1) as back,
+        ):
+            held = front.atlas.send("go", session="s")
+            await running.wait()
+            waiting = front.atlas.send("go", session="t")
+            await waiting.accepted()
+            before = await read_jobs(url, schema)
+            async with server.gone():
+                pass
+
+            async def is_restored() -> bool:
+                return [status for _, _, status in await read_jobs(url, schema)] == ["doing", "todo"]
+
+            await wait_until(is_restored)
+            after = await read_jobs(url, schema)
+            assert before[0] == after[0] and before[0][1] == held.stream_id and after[1][1] == waiting.stream_id
+            other = Scripted(says("Elsewhere."))
+            async with member(url, schema, other, [slow]) as idle:
+                assert (await waiting.reply()).text == "Elsewhere."
+                may_end.set()
+                assert (await held.reply()).text == "Done."
+                assert idle.executed == [waiting.stream_id] and back.executed == [held.stream_id]
+            outcomes = [
+                step
+                for step in await back.store.journal("default", held.stream_id)
+                if step.kind in ("resumed", "outcome")
+            ]
+            assert [step.kind for step in outcomes] == ["outcome"] and b'"status":"ok"' in outcomes[0].payload
+            assert await read_jobs(url, schema) == []
+
+
+async def read_jobs(url: str, schema: str) -> list[tuple[int, str, str]]:
+    query = f"SELECT id, args->>'run_id', status::text FROM {schema}.procrastinate_jobs ORDER BY id"
+    async with await psycopg.AsyncConnection.connect(url) as connection:
+        return await (await connection.execute(query.encode())).fetchall()
 
 
 async def test_election_ends_although_a_broken_connection_replaces_the_cancellation(url: str) -> None:

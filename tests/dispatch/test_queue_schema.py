@@ -13,6 +13,7 @@ from psycopg import sql
 from atlas_agents.core.messages import new_id
 from atlas_agents.dispatch.queue import Queue, application_name, migrate_queue, packaged_migrations
 from checks import TIMEOUT, wait_until
+from stores.postgres_server import PostgresServer
 
 pytestmark = pytest.mark.slow
 _SCHEMA = """
@@ -68,6 +69,28 @@ async def test_old_tables_are_migrated_and_keep_their_jobs(url: str) -> None:
             (s.name,) for s in packaged_migrations()
         ]
         assert await rows(connection, "SELECT task_name FROM procrastinate_jobs") == [("atlas.run",)]
+
+
+async def test_jobs_are_unlogged_and_their_numbers_are_not_used_again_after_a_crash(schema: str) -> None:
+    with PostgresServer() as server:
+        async with await psycopg.AsyncConnection.connect(server.url, autocommit=True) as connection:
+            await connection.execute(sql.SQL("CREATE SCHEMA {0}").format(sql.Identifier(schema)))
+        await migrate_queue(server.url, schema, packaged_migrations())
+        numbers = list[int]()
+        for _ in range(2):
+            options = f"-c search_path={schema}"
+            async with await psycopg.AsyncConnection.connect(
+                server.url, autocommit=True, options=options
+            ) as connection:
+                found = await rows(
+                    connection,
+                    "INSERT INTO procrastinate_jobs (queue_name, task_name, args) VALUES ('q', 't', '{}') RETURNING id",
+                )
+                numbers += [id for (id,) in found]
+                assert await rows(connection, "SELECT count(*) FROM procrastinate_jobs") == [(1,)]
+            async with server.gone():
+                pass
+        assert numbers[1] > numbers[0]
 
 
 async def test_tables_without_recorded_migrations_get_only_the_new_ones(url: str, tmp_path: Path) -> None:

@@ -295,7 +295,8 @@ class Cluster:
                 await self._reassign_lost_runs(connection)
 
     async def _reassign_lost_runs(self, connection: psycopg.AsyncConnection[Any]) -> list[str]:
-        runs = [*await self._queue.release_stalled(), *await self._queue.enqueue_orphans(connection)]
+        runs = await self._queue.release_stalled()
+        runs += await self._queue.enqueue_orphans(connection, self._postgres.connected_for)
         if runs:
             logger.warning("reassigned runs without an owner: runs=%s", ", ".join(runs))
             begun = [notifications.Notification("begun", self._tenant, run_id) for run_id in runs]

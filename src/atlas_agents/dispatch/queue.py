@@ -3,13 +3,16 @@
 Only procrastinate's queue is used: jobs, which worker fetched them, heartbeats and stalled jobs. Its worker is not
 used: it stops when it loses its first connection, waits for all its jobs before it starts again and sends no heartbeat
 meanwhile, so that every Postgres restart would take runs away from healthy processes.
+
+The jobs are in an unlogged table: nothing about them is written to the WAL, and a crash of Postgres empties the queue.
+Workers then put back the jobs that they hold, and the leader enqueues the other open runs.
 """
 
 import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, LiteralString, TypeVar
 
@@ -47,6 +50,31 @@ _ORPHANS = """
 SELECT r.id FROM runs r WHERE r.tenant = %(tenant)s AND r.status IN ('running', 'waiting')
 AND NOT EXISTS (SELECT 1 FROM procrastinate_jobs j WHERE j.queue_name = %(queue)s AND j.status IN ('todo', 'doing')
     AND j.args->>'run_id' = r.id)"""
+_HAS_UNCONFIRMED_WORKERS = """
+SELECT EXISTS (SELECT 1 FROM procrastinate_workers WHERE last_heartbeat >= now() - make_interval(secs => %(timeout)s)
+    AND last_heartbeat < now() - make_interval(secs => %(connected)s))"""
+"""Whether a worker counts as alive that has sent no heartbeat since a time: it may hold jobs that are missing."""
+_MISSING = """
+SELECT held.id FROM unnest(%(jobs)s::bigint[]) AS held (id)
+WHERE NOT EXISTS (SELECT 1 FROM procrastinate_jobs j WHERE j.id = held.id)"""
+_RESTORE = """
+INSERT INTO procrastinate_jobs (id, queue_name, task_name, priority, args, status, scheduled_at, worker_id)
+SELECT held.id, %(queue)s::varchar, 'atlas.run', r.urgency, jsonb_build_object('run_id', r.id), 'doing', now(), w.id
+FROM unnest(%(jobs)s::bigint[], %(runs)s::text[]) AS held (id, run_id)
+JOIN runs r ON r.tenant = %(tenant)s AND r.id = held.run_id AND r.status IN ('running', 'waiting')
+JOIN procrastinate_workers w ON w.id = %(worker)s
+WHERE NOT EXISTS (SELECT 1 FROM procrastinate_jobs j
+    WHERE j.queue_name = %(queue)s::varchar AND j.status IN ('todo', 'doing') AND j.args->>'run_id' = r.id)
+FOR SHARE OF r ON CONFLICT (id) DO NOTHING RETURNING id"""
+"""Puts back jobs that a crash of Postgres has removed. The lock waits for a commit that is ending a run, whose job must
+stay deleted; one that comes later deletes the job by its id."""
+_UNLOGGED_TABLES = ("procrastinate_events", "procrastinate_periodic_defers", "procrastinate_jobs")
+"""The jobs and what refers to them, which is empty. A logged table must not refer to an unlogged one."""
+_LOGGED = """
+SELECT relname FROM pg_class WHERE relpersistence = 'p'
+AND oid = ANY (ARRAY(SELECT to_regclass(name) FROM unnest(%s::text[]) AS name))"""
+_UNLOGGED_SEQUENCES = """
+SELECT relname FROM pg_class WHERE oid = to_regclass('procrastinate_jobs_id_seq') AND relpersistence = 'u'"""
 _ENQUEUE = """
 SELECT procrastinate_defer_jobs_v1(array_agg(ROW(%(queue)s, 'atlas.run', urgency, NULL, NULL,
     jsonb_build_object('run_id', id), now())::procrastinate_job_to_defer_v1))
@@ -153,10 +181,30 @@ class Queue:
                 found.append(str(job.task_kwargs["run_id"]))
         return found
 
-    async def enqueue_orphans(self, connection: psycopg.AsyncConnection[Any]) -> list[str]:
-        """Enqueue runs that are ready but in no queue and return their ids."""
+    async def restore(self, worker: int, held: Mapping[str, int]) -> int:
+        """Put back the jobs of runs that this worker holds and that a crash of Postgres has removed."""
+        if not held:
+            return 0
+        execute = self._app.connector.execute_query_all_async
+        missing = {row["id"] for row in await execute(_MISSING, jobs=[*held.values()])}
+        lost = {run_id: job for run_id, job in held.items() if job in missing}
+        if not lost:
+            return 0
+        values = {"queue": self.name, "tenant": self._tenant, "worker": worker}
+        return len(await execute(_RESTORE, jobs=[*lost.values()], runs=[*lost], **values))
+
+    async def enqueue_orphans(self, connection: psycopg.AsyncConnection[Any], connected_for: float) -> list[str]:
+        """Enqueue runs that are ready but in no queue and return their ids.
+
+        None if a worker that is alive has sent no heartbeat in the seconds since this process connected: Postgres may
+        have crashed before, and a worker puts back its jobs before its next heartbeat.
+        """
         async with connection.transaction():
             await connection.execute(sql.SQL("SET LOCAL search_path = {}").format(sql.Identifier(self._schema)))
+            ages = {"timeout": self.heartbeat_timeout, "connected": connected_for}
+            found = await (await connection.execute(_HAS_UNCONFIRMED_WORKERS, ages)).fetchone()
+            if found != (False,):
+                return []
             cursor = await connection.execute(_ORPHANS, {"tenant": self._tenant, "queue": self.name})
             runs = [run_id for (run_id,) in await cursor.fetchall()]
             if runs:
@@ -208,7 +256,7 @@ class QueueWorker:
         """Seconds since the last successful heartbeat."""
         return time.monotonic() - self._last_heartbeat
 
-    def held_jobs(self, run_ids: Sequence[str]) -> dict[str, int]:
+    def held_jobs(self, run_ids: Iterable[str]) -> dict[str, int]:
         """Return the jobs of those runs that this worker has fetched."""
         return {run_id: job for run_id in run_ids if (job := self._held.get(run_id)) is not None}
 
@@ -298,6 +346,8 @@ class QueueWorker:
         while True:
             await asyncio.sleep(delay)
             try:
+                if restored := await self._queue.restore(id, self.held_jobs(self._held.keys() - self._deleted)):
+                    logger.warning("jobs put back into the queue after a crash of Postgres: jobs=%d", restored)
                 await self._queue.jobs.update_heartbeat(id)
                 self._last_heartbeat = time.monotonic()
                 delay = interval
@@ -331,6 +381,7 @@ async def migrate_queue(url: str, schema: str, migrations: Sequence[Path]) -> li
                 await connection.execute(migration.read_bytes())
                 await _record_applied(connection, [migration.name])
         await _disable_unused_triggers(connection)
+        await _set_unlogged(connection)
         await connection.execute("SELECT pg_advisory_unlock(%s)", (_MIGRATION_LOCK,))
         return [migration.name for migration in missing]
 
@@ -340,6 +391,16 @@ async def _disable_unused_triggers(connection: psycopg.AsyncConnection[Any]) -> 
     for (trigger,) in await unused.fetchall():
         disable = sql.SQL("ALTER TABLE procrastinate_jobs DISABLE TRIGGER {}").format(sql.Identifier(trigger))
         await connection.execute(disable)
+
+
+async def _set_unlogged(connection: psycopg.AsyncConnection[Any]) -> None:
+    """Make the tables of jobs unlogged. The numbers of jobs stay logged, so that none is used again after a crash."""
+    rows = await (await connection.execute(_LOGGED, ([*_UNLOGGED_TABLES],))).fetchall()
+    async with connection.transaction():
+        for table in (name for name in _UNLOGGED_TABLES if (name,) in rows):
+            await connection.execute(sql.SQL("ALTER TABLE {} SET UNLOGGED").format(sql.Identifier(table)))
+        for (sequence,) in await (await connection.execute(_UNLOGGED_SEQUENCES)).fetchall():
+            await connection.execute(sql.SQL("ALTER SEQUENCE {} SET LOGGED").format(sql.Identifier(sequence)))
 
 
 async def _read_applied(connection: psycopg.AsyncConnection[Any], migrations: Sequence[Path]) -> set[str]:
