@@ -3,8 +3,9 @@
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, TypeAlias, TypeVar
 
 import psycopg
 import pytest
@@ -12,6 +13,7 @@ from postgres_server import PostgresServer
 from store_helpers import DAY, TENANT, outcomes, with_run
 
 from atlas_agents.core.errors import Conflict, NotFound, SessionBusy, StaleOwner, StoreBusy, StoreError
+from atlas_agents.core.messages import new_ordered_id
 from atlas_agents.core.store import (
     AcceptRun,
     AddAudit,
@@ -20,6 +22,10 @@ from atlas_agents.core.store import (
     AddMessage,
     AddUsage,
     ClaimRun,
+    DropSession,
+    EventRow,
+    JournalRow,
+    Prune,
     PutRecord,
     PutSession,
     RefreshIndexes,
@@ -29,13 +35,18 @@ from atlas_agents.core.store import (
     UsageRow,
     Write,
 )
+from atlas_agents.storage import migrations
 from atlas_agents.storage.hash_chain import find_audit_break, find_journal_break
+from atlas_agents.storage.migrations import STEPS
 from atlas_agents.storage.postgres import PostgresStore, tenant_lock_id
+from atlas_agents.storage.sql import tables
 from atlas_agents.storage.sql.pipelined import Batch, JournalEnds, NotPipelined
-from atlas_agents.storage.sql.tables import WriteContext
+from atlas_agents.storage.sql.tables import WriteContext, run_key
 from checks import TIMEOUT
 
 pytestmark = pytest.mark.slow  # they need a server
+T = TypeVar("T")
+OlderRuns: TypeAlias = list[tuple[str, list[JournalRow], list[EventRow]]]
 
 
 @pytest.fixture
@@ -545,3 +556,119 @@ async def test_step_of_a_journal_is_written_once_in_a_group_of_commits(
     async with await psycopg.AsyncConnection.connect(postgres_server.url) as other:
         await other.execute(f"DELETE FROM {schema}.journal WHERE seq = 2".encode())
     assert find_journal_break(await store.journal(TENANT, "r1")) == 2
+
+
+AUDIT_ENTRY = b'{"tenantId":"acme","actorExternalId":"a","entityId":"look","level":"info","message":"Agent a looked"}'
+
+
+@pytest.fixture
+async def older_runs(postgres_server: PostgresServer, schema: str, monkeypatch: pytest.MonkeyPatch) -> OlderRuns:
+    """Two open runs of schema 19: rows have the id of their run, longer hashes, and plain audit entries."""
+    found: OlderRuns = []
+    with monkeypatch.context() as older:
+        use_schema_19(older)
+        async with opened(postgres_server.url, schema) as store:
+            for run in (new_ordered_id(), new_ordered_id()):
+                await with_run(store, run, f"s {run}")
+                writes = [AddJournal(run, 1, "accepted", "", b"[]"), AddJournal(run, 1, "intent", "c", b"{}")]
+                await store.commit(TENANT, [ClaimRun(run), *writes, AddAudit(AUDIT_ENTRY)])
+                await store.commit(TENANT, [ReserveEvents(run, 9, 1), AddEvents(run, ((1, b"one"), (2, b"two")), 1)])
+                found.append((run, await store.journal(TENANT, run), await store.events(TENANT, run)))
+    return found
+
+
+async def test_rows_of_schema_19_are_read_and_continued(
+    postgres_server: PostgresServer, schema: str, older_runs: OlderRuns
+) -> None:
+    (run, *_), (other, *_) = older_runs
+    async with opened(postgres_server.url, schema) as store, connected(postgres_server.url, schema) as connection:
+        assert await read(connection, "SELECT max(version) FROM schema_version") == [(len(STEPS),)]
+        for id, steps, events in older_runs:
+            assert (await store.journal(TENANT, id), await store.events(TENANT, id)) == (steps, events)
+        for step in AddJournal(run, 1, "outcome", "c", b"{}"), AddJournal(run, 1, "reply", "1", b"{}"):
+            await store.commit(TENANT, [step, AddAudit(AUDIT_ENTRY)])
+        with pytest.raises(Conflict, match="already has intent"):
+            await store.commit(TENANT, [AddJournal(run, 1, "intent", "c", b"{}")])
+        for added in ((2, b"again"), (3, b"three")), ((4, b"x" * 99), (5, b"five")), ((1, b"again"), (3, b"again")):
+            await store.commit(TENANT, [AddEvents(run, added, 1)])
+        steps, events = await store.journal(TENANT, run), await store.events(TENANT, run)
+        assert [(step.run_id, step.seq) for step in steps] == [(run, seq) for seq in (1, 2, 3, 4)]
+        assert find_journal_break(steps) is None
+        bodies = [b"one", b"two", b"three", b"x" * 99, b"five"]
+        assert events == [EventRow(run, seq, body) for seq, body in enumerate(bodies, 1)]
+        assert await store.events(TENANT, run, after=1, limit=3) == events[1:4]
+        audit = await store.audit(TENANT)
+        assert [row.entry for row in audit] == [AUDIT_ENTRY] * 4 and find_audit_break(audit) is None
+        for table in ("journal", "events"):
+            names = await read(connection, f"SELECT DISTINCT run_id FROM {table}")
+            assert {name for (name,) in names} == {run, other, run_key(run)}
+        lengths = [length for (length,) in await read(connection, "SELECT length(entry) FROM audit ORDER BY seq")]
+        assert set(lengths[:3]) == {len(AUDIT_ENTRY)} and lengths[3] < len(AUDIT_ENTRY) / 2  # the third: step by step
+
+
+async def test_rows_of_schema_19_are_deleted_with_their_runs(
+    postgres_server: PostgresServer, schema: str, older_runs: OlderRuns
+) -> None:
+    (run, *_), (other, *_) = older_runs
+    async with opened(postgres_server.url, schema) as store, connected(postgres_server.url, schema) as connection:
+        for id in (run, other):
+            await store.commit(TENANT, [AddJournal(id, 1, "ended", "", b"{}"), SetRun(id, 1, "done")])
+            await store.commit(TENANT, [AddEvents(id, ((3, b"three"),), 1)])
+        await store.commit(TENANT, [DropSession(f"s {other}")])
+        for prune in Prune("events", 1 << 50), Prune("journal", 1 << 50):
+            assert (await store.prunable(TENANT, prune.what, 1 << 50)).rows == 3
+            assert [pruned.rows for pruned in await store.commit(TENANT, [prune])] == [3]
+        assert await read(connection, "SELECT seq FROM journal UNION ALL SELECT seq FROM events") == []
+
+
+async def test_process_of_schema_19_does_not_open_a_newer_database(
+    stores: list[PostgresStore], postgres_server: PostgresServer, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_schema_19(monkeypatch)
+    with pytest.raises(StoreError, match="newer Atlas Agents"):
+        await PostgresStore(postgres_server.url, schema=schema).open()
+
+
+def use_schema_19(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(migrations, "STEPS", STEPS[:19])
+    patch.setattr(migrations, "VERSION", 19)
+    for name in ("run_key", "pack_hash", "pack_entry"):
+        patch.setattr(tables, name, return_unchanged)
+
+
+def return_unchanged(value: T) -> T:
+    return value
+
+
+@asynccontextmanager
+async def opened(url: str, schema: str) -> AsyncGenerator[PostgresStore]:
+    store = PostgresStore(url, schema=schema, busy_timeout=TIMEOUT / 2, answer_timeout=TIMEOUT)
+    await store.open()
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+@asynccontextmanager
+async def connected(url: str, schema: str) -> AsyncGenerator[psycopg.AsyncConnection[Any]]:
+    async with await psycopg.AsyncConnection.connect(
+        url, autocommit=True, options=f"-c search_path={schema}"
+    ) as opened:
+        yield opened
+
+
+async def read(connection: psycopg.AsyncConnection[Any], query: str) -> list[Any]:
+    return await (await connection.execute(query.encode())).fetchall()
+
+
+async def test_key_of_a_run_is_the_same_in_python_and_in_postgres(postgres_server: PostgresServer) -> None:
+    timed = [f"0{n:07x}-0000-7000-8000-{n:012x}" for n in range(0, 1 << 26, (1 << 26) // 200 - 7)]
+    others = ["r1", "é", timed[9].upper(), timed[9] + "0", timed[9].replace("-7", "-4"), "x" * 36, new_ordered_id()]
+    query = f"SELECT {tables.sql_run_key('id')} FROM unnest(%s::text[]) AS id"
+    async with await psycopg.AsyncConnection.connect(postgres_server.url) as connection:
+        found = await (await connection.execute(query.encode(), ([*timed, *others],))).fetchall()
+    keys = [run_key(id) for id in timed]
+    assert [key for (key,) in found] == [*keys, *map(run_key, others)]
+    assert keys == sorted(set(keys)) and {len(key) for key in keys} == {15}
+    assert [*map(run_key, others[:6])] == others[:6]

@@ -405,9 +405,21 @@ _POSTGRES_MESSAGES = {
     "older_message_ids": "CREATE INDEX messages_older ON messages (tenant, session, id) WHERE id_number IS NULL",
 }
 
+# Postgres only, and no row is rewritten. Rows of journals and events have a short key of their run, hashes of steps are
+# in base64 and audit entries are compressed from here on: older processes cannot read them. A session has one active
+# run because its commits hold its lock. Only ended runs are pruned, so only they are in the index by their last event.
+_TWENTIETH = ("{one_active_run}", "{said_before}", "{said_ended}")
+_POSTGRES_SHORT = {
+    "one_active_run": "DROP INDEX runs_active",
+    "said_before": "DROP INDEX runs_said",
+    "said_ended": """CREATE INDEX runs_said ON runs (tenant, said_at)
+        WHERE said_at IS NOT NULL AND ended_at IS NOT NULL""",
+}
+
 STEPS: tuple[tuple[str, ...], ...] = (
     *(_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH, _SIXTH, _SEVENTH, _EIGHTH, _NINTH, _TENTH),
     *(_ELEVENTH, _TWELFTH, _THIRTEENTH, _FOURTEENTH, _FIFTEENTH, _SIXTEENTH, _SEVENTEENTH, _EIGHTEENTH, _NINETEENTH),
+    _TWENTIETH,
 )
 VERSION = len(STEPS)
 
@@ -430,6 +442,7 @@ SQLITE = {
     **dict.fromkeys(_POSTGRES_FILL, ""),
     **dict.fromkeys(_POSTGRES_COMPACT, ""),
     **_SQLITE_MESSAGES,
+    **dict.fromkeys(_POSTGRES_SHORT, ""),
 }
 POSTGRES = {
     "text": 'TEXT COLLATE "C"',
@@ -450,6 +463,7 @@ POSTGRES = {
     **_POSTGRES_COMPACT,
     **dict.fromkeys(_SQLITE_COMPACT, ""),
     **_POSTGRES_MESSAGES,
+    **_POSTGRES_SHORT,
 }
 
 

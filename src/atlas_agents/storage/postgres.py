@@ -36,6 +36,7 @@ from atlas_agents.storage.hash_chain import START, AuditSigner
 from atlas_agents.storage.history_cache import HistoryCache, load_shared_secret
 from atlas_agents.storage.postgres_connection import Cursor
 from atlas_agents.storage.sql import statements as sql
+from atlas_agents.storage.sql import tables
 from atlas_agents.storage.sql.derived import NotShared
 from atlas_agents.storage.sql.pipelined import (
     Batch,
@@ -46,7 +47,17 @@ from atlas_agents.storage.sql.pipelined import (
     unknown_journals,
 )
 from atlas_agents.storage.sql.reads import SqlReads, limit_or_max
-from atlas_agents.storage.sql.tables import AUDIT, Query, Row, Steps, Vector, WriteContext, bind, unpack_events
+from atlas_agents.storage.sql.tables import (
+    AUDIT,
+    Query,
+    Row,
+    Steps,
+    Vector,
+    WriteContext,
+    bind,
+    unpack_events,
+    unpack_hash,
+)
 from atlas_agents.storage.sql.text_search import match_sessions_postgres, scope_values, search_postgres
 from atlas_agents.storage.sql.writes import apply_writes
 
@@ -230,7 +241,8 @@ class PostgresStore(SqlReads):
         return await super().messages(tenant, session, after=after, before=before, limit=limit, last=last)
 
     async def events(self, tenant: str, run_id: str, *, after: int = 0, limit: int | None = None) -> list[EventRow]:
-        query = bind(tenant, sql.EVENTS, run_id=run_id, after=after, limit=limit_or_max(limit))
+        keys = {"run_id": run_id, "run_key": tables.run_key(run_id)}
+        query = bind(tenant, sql.EVENTS, **keys, after=after, limit=limit_or_max(limit))
         return unpack_events(await self.fetch(query), after)[:limit]
 
     async def fetch(self, query: Query) -> list[Row]:
@@ -519,7 +531,7 @@ class Writer:
         """Plan the statements of a group, outside of its transaction."""
         if (query := unknown_journals(tenant, commits, self._journals)) is not None:
             for run_id, seq, hash in await postgres_connection.execute(connection.cursor(), query):
-                self._journals.put(tenant, run_id, seq or 0, hash or START)
+                self._journals.put(tenant, run_id, seq or 0, unpack_hash(hash or START))
         context = WriteContext(tenant, int(self._clock.time() * 1000), self._audit_key)
         return Batch(context, commits, self._journals, tenant_lock_id(self._schema, tenant, "audit"))
 

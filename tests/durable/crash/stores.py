@@ -13,7 +13,7 @@ import msgspec
 
 from atlas_agents.core.aio import Clock
 from atlas_agents.core.store import AuditRow, JournalKind, JournalRow, RunStatus, Store
-from atlas_agents.storage.sql.tables import unpack_value
+from atlas_agents.storage.sql.tables import run_key, unpack_entry, unpack_hash, unpack_value
 from atlas_agents.storage.sqlite import SqliteStore
 from crash.faulty_store import FaultyStore
 
@@ -155,11 +155,12 @@ async def make(path: Path) -> None:
 
 def tables(found: Sequence[Rows]) -> Tables:
     runs, journal, messages, audit, approvals, counters, usage, budgets, jobs = found
+    ids = {run_key(row[0]): row[0] for row in runs}
     return Tables(
         [RunRecord(*row) for row in runs],
-        [_step(*row) for row in journal],
+        [_step(ids.get(row[0], row[0]), *row[1:]) for row in journal],
         [MessageRecord(row[0], row[1], row[2], row[3], unpack_value(bytes(row[4]))) for row in messages],
-        [AuditRow(row[0], bytes(row[1]), row[2], row[3]) for row in audit],
+        [AuditRow(row[0], unpack_entry(bytes(row[1])), row[2], row[3]) for row in audit],
         [_approval(*row) for row in approvals],
         [(row[0], row[1], row[2]) for row in counters],
         [(row[0], row[1], row[2], row[3]) for row in usage],
@@ -171,7 +172,8 @@ def tables(found: Sequence[Rows]) -> Tables:
 def _step(
     run: str, seq: int, kind: JournalKind, key: str, payload: bytes, at: int, previous: str, digest: str
 ) -> JournalRow:
-    return JournalRow(run, seq, kind, key, unpack_value(bytes(payload)), at, previous, digest)
+    hashes = unpack_hash(previous), unpack_hash(digest)
+    return JournalRow(run, seq, kind, key, unpack_value(bytes(payload)), at, *hashes)
 
 
 def _approval(

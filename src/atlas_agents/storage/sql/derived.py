@@ -38,9 +38,8 @@ AUDIT_BLOCK = 64
 AUDIT_FIELDS = ("run_id", "user", "tool", "agent_id", "level")
 """Fields of `AuditFilter` that are indexed, those with the rarest values first."""
 _AUDIT_BATCH = 8 * AUDIT_BLOCK
-_VALUE_BATCHES = (64, 16, 4, 1)
 _SESSION_BATCHES = (16, 4, 1)
-"""Rows and sessions per statement. Few sizes, so that each statement stays prepared."""
+"""Sessions per statement. Few sizes, so that each statement stays prepared."""
 _MAX_VALUE = 200
 USAGE = "usage"
 """Begins the name of the position in a day: the number of sessions whose usage is summed."""
@@ -299,7 +298,7 @@ def _index_audit(context: WriteContext) -> Steps[int]:
 
 
 def _insert(context: WriteContext, statement: Callable[[int], str], rows: Sequence[dict[str, Any]]) -> Steps[None]:
-    for batch in split_batches(rows, _VALUE_BATCHES):
+    for batch in split_batches(rows, tables.VALUE_BATCHES):
         yield _bind_rows(context, statement, batch)
 
 

@@ -107,7 +107,8 @@ def unknown_journals(tenant: str, commits: Sequence[Sequence[store.Write]], jour
     steps = [write for write in writes if isinstance(write, store.AddJournal)]
     runs = {step.run_id for step in steps if not (step.epoch == _FIRST_OWNER and step.run_id in claimed)}
     unknown = sorted(run_id for run_id in runs if journals.get(tenant, run_id) is None)
-    return tables.bind(tenant, sql.POSTGRES_JOURNAL_ENDS, run_ids=unknown) if unknown else None
+    keys = [*map(tables.run_key, unknown)]
+    return tables.bind(tenant, sql.POSTGRES_JOURNAL_ENDS, run_ids=unknown, run_keys=keys) if unknown else None
 
 
 class Batch:
@@ -169,10 +170,12 @@ class Batch:
         for finisher in self._finishers:
             finisher(answer)
         if self._entries and self.context.audit_key:
-            rows = [tables.AUDIT.values(row) for row in self._chain(*(answer.chain or (0, START)))]
+            chained = self._chain(*(answer.chain or (0, START)))
+            rows = [tables.AUDIT.values(row) | {"entry": tables.pack_entry(row.entry)} for row in chained]
             self.final_queries.append(self._bind(sql.POSTGRES_ADD_AUDIT, rows=encode(rows).decode()))
         elif self._entries:
-            entries = encode([entry for _, entry in self._entries]).decode()
+            packed = [(entry, tables.pack_entry(entry)) for _, entry in self._entries]
+            entries = encode([(entry, stored if stored != entry else None) for entry, stored in packed]).decode()
             self.is_chained_by_server = True
             self.final_queries.append(self._bind(sql.POSTGRES_CHAIN_AUDIT, chain=self._chain_lock, entries=entries))
 
@@ -235,7 +238,9 @@ class Batch:
         seq, previous = end
         step = journal_row(write.run_id, seq + 1, write.kind, write.key, self.context.now, previous, write.payload)
         self._steps[write.run_id] = step
-        self.add("steps", tables.JOURNAL.values(step) | {"epoch": write.epoch, "is_first": last is None})
+        stored = {"run_key": tables.run_key(write.run_id), "hash": tables.pack_hash(step.hash)}
+        checked = {"previous": tables.pack_hash(previous), "epoch": write.epoch, "is_first": last is None}
+        self.add("steps", tables.JOURNAL.values(step) | stored | checked)
         return step
 
     def require_new(self, session: str, id: str) -> None:
@@ -377,7 +382,7 @@ def _claim_run(batch: Batch, write: store.ClaimRun, put: Put) -> None:
 
 
 def _set_run(batch: Batch, write: store.SetRun, put: Put) -> None:
-    """A second active run of a session violates a unique index."""
+    """The function does not start a run that is queued: the session may have an active one."""
     error = clean_text(write.error)
     if write.status == "queued":
         raise NotPipelined
@@ -449,12 +454,13 @@ def _pack_events(run_id: str, events: dict[int, bytes]) -> list[dict[str, Any]]:
         else:
             ranges.append([seq])
     rows: list[dict[str, Any]] = []
+    keys = {"run_id": run_id, "run_key": tables.run_key(run_id)}
     for seqs in ranges:
         bodies = [events[seq] for seq in seqs]
         if sum(map(len, bodies)) < _MIN_PACKED:
-            rows += [{"run_id": run_id, "seq": seq, "body": body} for seq, body in zip(seqs, bodies, strict=True)]
+            rows += [keys | {"seq": seq, "body": body} for seq, body in zip(seqs, bodies, strict=True)]
         else:
-            rows.append({"run_id": run_id, "seq": seqs[-1], "first": seqs[0], "body": pack_bodies(bodies)})
+            rows.append(keys | {"seq": seqs[-1], "first": seqs[0], "body": pack_bodies(bodies)})
     return rows
 
 

@@ -47,7 +47,7 @@ _INDEXED_WRITES = (store.AddMessage, store.AddMessages, store.AddAudit)
 _REFRESH_AFTER, _REFRESH_SESSIONS = 500, 64
 """Writes and sessions from which on the derived tables are refreshed without being asked for."""
 _REFRESH_PAUSE, _LOG_INTERVAL = 0.01, 5.0
-_SEQ, _ENTRY = [tables.AUDIT.names.index(name) for name in ("seq", "entry")]
+_SEQ = tables.AUDIT.names.index("seq")
 _USAGE_KEYS, _USAGE_AMOUNTS = tables.USAGE.names[:4], tables.USAGE.names[4:]
 _MIN_SESSIONS = 250
 _MAX_INTEGER = (1 << 63) - 1
@@ -246,7 +246,8 @@ class SqlReads(ABC):
         return await self.open_runs()
 
     async def journal(self, tenant: str, run_id: str) -> list[store.JournalRow]:
-        return tables.JOURNAL.all(await self.fetch(bind(tenant, sql.JOURNAL, run_id=run_id)))
+        query = bind(tenant, sql.JOURNAL, run_id=run_id, run_key=tables.run_key(run_id))
+        return tables.JOURNAL.all(await self.fetch(query))
 
     async def audit(
         self, tenant: str, *, after: int = 0, limit: int | None = None, last: bool = False
@@ -274,7 +275,7 @@ class SqlReads(ABC):
                 rows = await self._read_blocks(tenant, blocks, end)
                 is_last = len(blocks) < _AUDIT_BLOCKS
                 next_end = min(blocks, default=0) * AUDIT_BLOCK + 1
-            for row in tables.AUDIT.all(_with_needles(rows, needles)):
+            for row in _with_needles(tables.AUDIT.all(rows), needles):
                 if is_plain or matches_entry(read_entry(row.entry), where):
                     found.append(row)
                     if len(found) == limit:
@@ -631,10 +632,10 @@ def _latest_day_first(row: Row) -> tuple[int, str]:
     return -int(day.replace("-", "")), tool
 
 
-def _with_needles(rows: Sequence[Row], needles: Sequence[bytes]) -> Sequence[Row]:
+def _with_needles(rows: Sequence[store.AuditRow], needles: Sequence[bytes]) -> Sequence[store.AuditRow]:
     """Return the audit rows whose entry contains all needles, without decoding the others."""
     for needle in needles:
-        rows = [row for row in rows if needle in tables.as_bytes(row[_ENTRY])]
+        rows = [row for row in rows if needle in row.entry]
     return rows
 
 

@@ -33,11 +33,11 @@ WHERE tenant = :tenant AND key = :key RETURNING {t.SESSIONS.columns}"""
 NAME_SESSION = f"""UPDATE sessions SET label = :label, updated_at = {_NEXT_UPDATED_AT}
 WHERE tenant = :tenant AND key = :key AND label IN ('', :replaces) RETURNING {t.SESSIONS.columns}"""
 DROP_SESSION = "DELETE FROM sessions WHERE tenant = :tenant AND key = :session RETURNING key"
+_RUNS_OF_SESSION = f"""run_id IN (SELECT id FROM runs WHERE tenant = :tenant AND session = :session
+    UNION ALL SELECT {t.sql_run_key("id")} FROM runs WHERE tenant = :tenant AND session = :session)"""
 DROP_ROWS = (
-    "DELETE FROM journal WHERE tenant = :tenant AND run_id IN"
-    " (SELECT id FROM runs WHERE tenant = :tenant AND session = :session)",
-    "DELETE FROM events WHERE tenant = :tenant AND run_id IN"
-    " (SELECT id FROM runs WHERE tenant = :tenant AND session = :session)",
+    f"DELETE FROM journal WHERE tenant = :tenant AND {_RUNS_OF_SESSION}",
+    f"DELETE FROM events WHERE tenant = :tenant AND {_RUNS_OF_SESSION}",
     "DELETE FROM approvals WHERE tenant = :tenant AND session = :session",
     "DELETE FROM messages WHERE tenant = :tenant AND session = :session",
     "DELETE FROM runs WHERE tenant = :tenant AND session = :session",
@@ -154,25 +154,27 @@ QUEUED_RUNS_OF = f"""
 SELECT {t.RUNS.columns} FROM runs WHERE tenant = :tenant AND session = :session AND status = 'queued' ORDER BY place"""
 OPEN_RUNS = f"SELECT {t.RUNS.columns} FROM runs WHERE {_OPEN} ORDER BY tenant, session, place"
 
-# Journal and audit log
+# Journal and audit log. On Postgres, rows of the journal and the events have the key of their run (`tables.run_key`),
+# or its id if an older version has written them.
 
-JOURNAL_END = """
-SELECT r.status, r.epoch, j.seq, j.hash FROM runs r LEFT JOIN journal j ON j.tenant = :tenant AND j.run_id = r.id
-    AND j.seq = (SELECT max(seq) FROM journal WHERE tenant = :tenant AND run_id = :run_id)
+_KEYED = "run_id IN (:run_id, :run_key)"
+JOURNAL_END = f"""
+SELECT r.status, r.epoch, j.seq, j.hash FROM runs r LEFT JOIN LATERAL (
+    SELECT seq, hash FROM journal WHERE tenant = :tenant AND {_KEYED} ORDER BY seq DESC LIMIT 1) j ON TRUE
 WHERE r.tenant = :tenant AND r.id = :run_id"""
 _STORED_STEP = [name for name in t.JOURNAL.names if name != "previous"]
 """The hash of the step before is not stored twice."""
 ADD_JOURNAL = f"""
 INSERT INTO journal (tenant, {", ".join(_STORED_STEP)})
-SELECT CAST(:tenant AS TEXT), CAST(:run_id AS TEXT), CAST(:seq AS BIGINT), CAST(:kind AS TEXT), CAST(:key AS TEXT),
-    CAST(:payload AS BYTEA), CAST(:at AS BIGINT), CAST(:hash AS TEXT)
-WHERE NOT EXISTS (
-    SELECT 1 FROM journal WHERE tenant = :tenant AND run_id = :run_id AND kind = :kind AND key = :key)
+SELECT CAST(:tenant AS TEXT), CAST(:run_key AS TEXT), CAST(:seq AS BIGINT), CAST(:kind AS TEXT), CAST(:key AS TEXT),
+    CAST(:payload AS BYTEA), CAST(:at AS BIGINT), CAST(:packed_hash AS TEXT)
+WHERE NOT EXISTS (SELECT 1 FROM journal WHERE tenant = :tenant AND {_KEYED} AND kind = :kind AND key = :key)
 RETURNING seq"""
+_OF_RUN_ID = "CAST(:run_id AS TEXT)"
 _PREVIOUS_HASH = "CASE WHEN lag(seq) OVER (ORDER BY seq) = seq - 1 THEN lag(hash) OVER (ORDER BY seq) ELSE '' END"
 JOURNAL = f"""
-SELECT {t.JOURNAL.select(previous=_PREVIOUS_HASH)} FROM journal WHERE tenant = :tenant AND run_id = :run_id
-ORDER BY seq"""
+SELECT {t.JOURNAL.select(run_id=_OF_RUN_ID, previous=_PREVIOUS_HASH)} FROM journal
+WHERE tenant = :tenant AND {_KEYED} ORDER BY seq"""
 AUDIT_END = "SELECT seq, hash FROM audit WHERE tenant = :tenant ORDER BY seq DESC LIMIT 1"
 NEXT_AUDIT_TENANT = "SELECT tenant FROM audit WHERE tenant > :after ORDER BY tenant LIMIT 1"
 ADD_AUDIT = t.AUDIT.insert()
@@ -187,9 +189,10 @@ RESERVE_EVENTS = """
 UPDATE runs SET events = events + :count, said_at = :now, epoch = epoch + :taken
 WHERE tenant = :tenant AND id = :run_id RETURNING events, epoch - :taken"""
 RESERVED_EVENTS = "SELECT events, epoch FROM runs WHERE tenant = :tenant AND id = :run_id"
+_EVENTS = f"SELECT {t.EVENTS.columns}, first FROM events WHERE tenant = :tenant AND run_id = {{0}} AND seq > {{1}}"
 EVENTS = f"""
-SELECT {t.EVENTS.columns}, first FROM events WHERE tenant = :tenant AND run_id = :run_id AND seq > :after
-ORDER BY seq LIMIT :limit"""
+SELECT {t.EVENTS.select("e", run_id=_OF_RUN_ID)}, e.first FROM ({_EVENTS.format(":run_key", ":after")}
+    UNION ALL {_EVENTS.format(":run_id", ":after")} AND :run_id <> :run_key) e ORDER BY e.seq LIMIT :limit"""
 """On Postgres, a row has all events from `first` to `seq`."""
 
 
@@ -217,9 +220,10 @@ def add_events(count: int) -> str:
     """Return the INSERT of several events, with the parameters `:seq0`, `:body0` and so on."""
     rows = ", ".join(f"(CAST(:seq{n} AS BIGINT), CAST(:body{n} AS BYTEA))" for n in range(count))
     return f"""INSERT INTO events (tenant, run_id, seq, body)
-SELECT CAST(:tenant AS TEXT), CAST(:run_id AS TEXT), w.seq, w.body FROM (VALUES {rows}) AS w (seq, body)
+SELECT CAST(:tenant AS TEXT), CAST(:run_key AS TEXT), w.seq, w.body FROM (VALUES {rows}) AS w (seq, body)
 WHERE NOT EXISTS (
-    SELECT 1 FROM events e WHERE e.tenant = :tenant AND e.run_id = :run_id AND e.seq >= w.seq AND e.first <= w.seq)
+    SELECT 1 FROM events e WHERE e.tenant = :tenant AND e.{_KEYED} AND e.seq >= w.seq
+        AND coalesce(e.first, e.seq) <= w.seq)
 ON CONFLICT (tenant, run_id, seq) DO NOTHING"""
 
 
@@ -239,10 +243,11 @@ JOIN runs r ON r.tenant = :tenant AND r.id = w.id""",
 SELECT w.n, {t.RUNS.select("r")} FROM unnest(CAST(:session AS TEXT[])) WITH ORDINALITY AS w (session, n)
 JOIN runs r ON r.tenant = :tenant AND r.session = w.session AND r.status = 'queued' ORDER BY w.n, r.place""",
     EVENTS: f"""
-SELECT w.n, {t.EVENTS.select("e")}, e.first FROM unnest(CAST(:run_id AS TEXT[]), CAST(:after AS BIGINT[]),
-    CAST(:limit AS BIGINT[])) WITH ORDINALITY AS w (run_id, after, count, n)
-CROSS JOIN LATERAL (SELECT {t.EVENTS.columns}, first FROM events
-    WHERE tenant = :tenant AND run_id = w.run_id AND seq > w.after ORDER BY seq LIMIT w.count) e
+SELECT w.n, {t.EVENTS.select("e", run_id="w.run_id")}, e.first FROM unnest(CAST(:run_id AS TEXT[]),
+    CAST(:run_key AS TEXT[]), CAST(:after AS BIGINT[]), CAST(:limit AS BIGINT[]))
+    WITH ORDINALITY AS w (run_id, run_key, after, count, n)
+CROSS JOIN LATERAL (SELECT * FROM ({_EVENTS.format("w.run_key", "w.after")}
+    UNION ALL {_EVENTS.format("w.run_id", "w.after")} AND w.run_id <> w.run_key) found ORDER BY seq LIMIT w.count) e
 ORDER BY w.n, e.seq""",
     LAST_MESSAGES: f"""
 SELECT w.n, {t.MESSAGES.select("m")} FROM {_OF_PAGE}
@@ -261,8 +266,9 @@ LEFT JOIN messages m ON m.tenant = :tenant AND m.session = w.session AND m.seq >
 # Statements of `pipelined`, for Postgres only.
 
 POSTGRES_JOURNAL_ENDS = """
-SELECT given, j.seq, j.hash FROM unnest(CAST(:run_ids AS TEXT[])) AS given LEFT JOIN LATERAL (
-    SELECT seq, hash FROM journal WHERE tenant = :tenant AND run_id = given ORDER BY seq DESC LIMIT 1) j ON TRUE"""
+SELECT w.id, j.seq, j.hash FROM unnest(CAST(:run_ids AS TEXT[]), CAST(:run_keys AS TEXT[])) AS w (id, key)
+LEFT JOIN LATERAL (SELECT seq, hash FROM journal WHERE tenant = :tenant AND run_id IN (w.id, w.key)
+    ORDER BY seq DESC LIMIT 1) j ON TRUE"""
 POSTGRES_ADD_AUDIT = f"""
 INSERT INTO audit (tenant, {t.AUDIT.columns})
 SELECT CAST(:tenant AS TEXT), {t.AUDIT.select("w", entry="decode(w.entry, 'base64')")}
@@ -296,6 +302,7 @@ _ACCEPTED_VALUES = ", ".join(_DECODED.get(name, f"w.{name}") for name in _ACCEPT
 _NEW_MESSAGE = t.MESSAGES.select("w", seq="s.last_message - c.messages + w.number", body="decode(w.body, 'base64')")
 _ADDED_USAGE = ", ".join(f"{name} = u.{name} + w.{name}" for name in t.USAGE.names if name not in t.USAGE_KEY)
 _SAME_USAGE = " AND ".join(("u.tenant = of_tenant", *(f"u.{name} = w.{name}" for name in t.USAGE_KEY)))
+_NEW_STEP = ", ".join((_DECODED | {"run_id": "w.run_key"}).get(name, f"w.{name}") for name in _STORED_STEP)
 _WRITE_TURNS = f"""
 #variable_conflict use_column
 DECLARE
@@ -356,7 +363,7 @@ IF given ? 'changed_runs' THEN
         FROM jsonb_to_recordset(given->'changed_runs') AS w (id TEXT, claims BIGINT, epoch BIGINT, status TEXT,
             error TEXT, reserves BIGINT, says BOOLEAN, is_open BOOLEAN)
         WHERE r.tenant = of_tenant AND r.id = w.id AND (w.epoch IS NULL OR r.epoch + w.claims = w.epoch)
-            AND (NOT w.is_open OR r.{_OPEN})
+            AND (NOT w.is_open OR r.{_OPEN}) AND (w.status IS NULL OR r.status <> 'queued')
         RETURNING r.id, r.epoch, r.events)
     SELECT count(*), jsonb_object_agg(id, jsonb_build_array(epoch, events)) INTO changed, part FROM done;
     IF changed <> jsonb_array_length(given->'changed_runs') THEN RAISE EXCEPTION 'run not as expected'; END IF;
@@ -394,13 +401,13 @@ IF given ? 'usage' THEN
 END IF;
 IF given ? 'steps' THEN
     INSERT INTO journal (tenant, {", ".join(_STORED_STEP)})
-    SELECT of_tenant, {", ".join(_DECODED.get(name, f"w.{name}") for name in _STORED_STEP)}
-    FROM {t.JOURNAL.recordset("given->'steps'", epoch="BIGINT", is_first="BOOLEAN")}
+    SELECT of_tenant, {_NEW_STEP}
+    FROM {t.JOURNAL.recordset("given->'steps'", run_key="TEXT", epoch="BIGINT", is_first="BOOLEAN")}
     JOIN runs r ON r.tenant = of_tenant AND r.id = w.run_id AND r.epoch = w.epoch AND r.{_OPEN}
     WHERE (NOT w.is_first OR w.seq = 1 OR EXISTS (SELECT 1 FROM journal p
-        WHERE p.tenant = of_tenant AND p.run_id = w.run_id AND p.seq = w.seq - 1 AND p.hash = w.previous))
-        AND NOT EXISTS (SELECT 1 FROM journal s
-            WHERE s.tenant = of_tenant AND s.run_id = w.run_id AND s.kind = w.kind AND s.key = w.key);
+        WHERE p.tenant = of_tenant AND p.run_id = w.run_key AND p.seq = w.seq - 1 AND p.hash = w.previous))
+        AND NOT EXISTS (SELECT 1 FROM journal s WHERE s.tenant = of_tenant AND s.run_id IN (w.run_id, w.run_key)
+            AND s.kind = w.kind AND s.key = w.key);
     GET DIAGNOSTICS changed = ROW_COUNT;
     IF changed <> jsonb_array_length(given->'steps') THEN RAISE EXCEPTION 'journal not as expected'; END IF;
 END IF;
@@ -430,13 +437,13 @@ IF given ? 'event_owners' THEN
         WHERE r.id IS NULL OR (w.epoch IS NOT NULL AND w.epoch <> r.epoch) OR w.first < 1 OR w.last > r.events)
     THEN RAISE EXCEPTION 'events not reserved'; END IF;
     IF EXISTS (
-        SELECT 1 FROM jsonb_to_recordset(given->'events') AS w (run_id TEXT, first BIGINT, seq BIGINT)
-        JOIN events e ON e.tenant = of_tenant AND e.run_id = w.run_id AND e.seq >= coalesce(w.first, w.seq)
-            AND coalesce(e.first, e.seq) <= w.seq)
+        SELECT 1 FROM jsonb_to_recordset(given->'events') AS w (run_id TEXT, run_key TEXT, first BIGINT, seq BIGINT)
+        JOIN events e ON e.tenant = of_tenant AND e.run_id IN (w.run_id, w.run_key)
+            AND e.seq >= coalesce(w.first, w.seq) AND coalesce(e.first, e.seq) <= w.seq)
     THEN RAISE EXCEPTION 'events exist'; END IF;
     INSERT INTO events (tenant, {t.EVENTS.columns}, first)
-    SELECT of_tenant, {t.EVENTS.select("w", body="decode(w.body, 'base64')")}, w.first
-    FROM {t.EVENTS.recordset("given->'events'", first="BIGINT")};
+    SELECT of_tenant, {t.EVENTS.select("w", run_id="w.run_key", body="decode(w.body, 'base64')")}, w.first
+    FROM {t.EVENTS.recordset("given->'events'", run_key="TEXT", first="BIGINT")};
 END IF;
 IF given ? 'chain' THEN
     PERFORM pg_advisory_xact_lock(CAST(given->>'chain' AS BIGINT));
@@ -452,6 +459,7 @@ DECLARE
     link TEXT;
     start JSONB;
     content BYTEA;
+    stored BYTEA;
 BEGIN
 PERFORM pg_advisory_xact_lock(chain);
 SELECT seq, hash INTO place, link FROM audit WHERE tenant = of_tenant ORDER BY seq DESC LIMIT 1;
@@ -459,12 +467,13 @@ place := coalesce(place, 0);
 link := coalesce(link, '{hash_chain.START}');
 IF starts_with(link, 'hmac:') THEN RAISE EXCEPTION 'the audit log is signed'; END IF;
 start := jsonb_build_array(place, link);
-FOR content IN
-    SELECT decode(value, 'base64') FROM jsonb_array_elements_text(entries) WITH ORDINALITY ORDER BY ordinality
+FOR content, stored IN
+    SELECT decode(value->>0, 'base64'), decode(value->>1, 'base64')
+    FROM jsonb_array_elements(entries) WITH ORDINALITY ORDER BY ordinality
 LOOP
     place := place + 1;
     INSERT INTO audit (tenant, seq, entry, previous, hash)
-    SELECT of_tenant, place, content, link, encode(
+    SELECT of_tenant, place, coalesce(stored, content), link, encode(
         sha256(convert_to(link || chr(10) || place || chr(10), 'UTF8') || content), 'hex') RETURNING hash INTO link;
 END LOOP;
 RETURN start;
@@ -481,7 +490,8 @@ LANGUAGE plpgsql SET enable_seqscan = off AS $${_CHAIN_AUDIT}$$"""
 """All rows are found through indexes. The planner is not asked: it plans once, when the tables may be almost empty."""
 POSTGRES_WRITE_TURNS = f"SELECT {POSTGRES_FUNCTION}(CAST(:given AS JSONB))"
 POSTGRES_CHAIN_AUDIT = f"SELECT chain_audit_{_VERSION}(:tenant, CAST(:chain AS BIGINT), CAST(:entries AS JSONB))"
-"""Appends entries to an unsigned audit log and returns its end before. Other processes wait until the COMMIT."""
+"""Appends entries, each with its compressed form or NULL, to an unsigned audit log and returns its end before. Other
+processes wait until the COMMIT."""
 
 
 # Daily limits. If the clock is set back by a day or two, counting continues on the latest day that was counted.
@@ -532,7 +542,8 @@ WHERE tenant = :tenant AND id = :id AND answer IS NULL RETURNING {t.APPROVALS.co
 APPROVAL = f"SELECT {t.APPROVALS.columns} FROM approvals WHERE tenant = :tenant AND id = :id"
 PENDING_APPROVALS = f"""
 SELECT {t.APPROVALS.select("a")} FROM runs r CROSS JOIN approvals a
-LEFT JOIN journal j ON j.tenant = :tenant AND j.run_id = a.run_id AND j.kind = 'asked' AND j.key = a.id
+LEFT JOIN journal j ON j.tenant = :tenant AND j.run_id IN (a.run_id, {t.sql_run_key("a.run_id")}) AND j.kind = 'asked'
+    AND j.key = a.id
 WHERE r.tenant = :tenant AND r.{_OPEN} AND a.tenant = :tenant AND a.run_id = r.id AND a.answer IS NULL
 ORDER BY a.created_at, j.seq, a.id"""
 GRANTS = f"""
@@ -842,7 +853,20 @@ ON CONFLICT (tenant, block) DO NOTHING"""
 
 @cache
 def add_audit_values(count: int) -> str:
-    """Return the INSERT of several values, with the parameters `:field0`, `:value0`, `:block0` and so on."""
+    """Return the INSERT of several values, with the parameters `:field0`, `:value0`, `:block0` and so on.
+
+    On Postgres, ON CONFLICT would log a second record for each row. One process at a time indexes a tenant.
+    """
+    rows = ", ".join(
+        f"(CAST(:field{n} AS TEXT), CAST(:value{n} AS TEXT), CAST(:block{n} AS BIGINT))" for n in range(count)
+    )
+    return f"""INSERT INTO audit_values (tenant, field, value, block)
+SELECT CAST(:tenant AS TEXT), w.field, w.value, w.block FROM (VALUES {rows}) AS w (field, value, block)
+WHERE NOT EXISTS (SELECT 1 FROM audit_values v
+    WHERE v.tenant = :tenant AND v.field = w.field AND v.value = w.value AND v.block = w.block)"""
+
+
+def _sqlite_add_audit_values(count: int) -> str:
     rows = ", ".join(f"(:tenant, :field{n}, :value{n}, :block{n})" for n in range(count))
     return f"""INSERT INTO audit_values (tenant, field, value, block) VALUES {rows}
 ON CONFLICT (tenant, field, value, block) DO NOTHING"""
@@ -927,6 +951,16 @@ ON CONFLICT (tenant, session) DO UPDATE SET label = excluded.label, message = ex
 @cache
 def add_search_texts(count: int) -> str:
     """Return the INSERT of several texts, with the parameters `:session0`, `:owners0`, `:seq0`, `:text0` and so on."""
+    rows = ", ".join(
+        f"(CAST(:session{n} AS TEXT), CAST(:owners{n} AS TEXT), CAST(:seq{n} AS BIGINT), CAST(:text{n} AS TEXT))"
+        for n in range(count)
+    )
+    return f"""INSERT INTO search_texts (tenant, session, owners, seq, text)
+SELECT CAST(:tenant AS TEXT), w.session, w.owners, w.seq, w.text FROM (VALUES {rows}) AS w (session, owners, seq, text)
+WHERE NOT EXISTS (SELECT 1 FROM search_texts f WHERE f.tenant = :tenant AND f.session = w.session AND f.seq = w.seq)"""
+
+
+def _sqlite_add_search_texts(count: int) -> str:
     rows = ", ".join(f"(:tenant, :session{n}, :owners{n}, :seq{n}, :text{n})" for n in range(count))
     return f"""INSERT INTO search_texts (tenant, session, owners, seq, text) VALUES {rows}
 ON CONFLICT (tenant, session, seq) DO NOTHING"""
@@ -941,13 +975,13 @@ PRUNABLE_RUNS = {
     "journal": f"SELECT r.id FROM runs r WHERE {_EXPIRED_JOURNAL} ORDER BY r.ended_at LIMIT :runs",
 }
 PRUNE_ROWS = {
-    "events": """
-DELETE FROM events WHERE tenant = :tenant AND run_id = :run_id AND seq IN
-    (SELECT seq FROM events WHERE tenant = :tenant AND run_id = :run_id ORDER BY seq DESC LIMIT :limit)
+    "events": f"""
+DELETE FROM events WHERE tenant = :tenant AND {_KEYED} AND seq IN
+    (SELECT seq FROM events WHERE tenant = :tenant AND {_KEYED} ORDER BY seq DESC LIMIT :limit)
 RETURNING length(body), seq - coalesce(first, seq) + 1""",
-    "journal": """
-DELETE FROM journal WHERE tenant = :tenant AND run_id = :run_id AND seq IN
-    (SELECT seq FROM journal WHERE tenant = :tenant AND run_id = :run_id ORDER BY seq DESC LIMIT :limit)
+    "journal": f"""
+DELETE FROM journal WHERE tenant = :tenant AND {_KEYED} AND seq IN
+    (SELECT seq FROM journal WHERE tenant = :tenant AND {_KEYED} ORDER BY seq DESC LIMIT :limit)
 RETURNING length(payload), 1""",
 }
 MARK_PRUNED = {
@@ -969,10 +1003,12 @@ COUNT_PRUNABLE = {
     "counters": f"SELECT 0, (SELECT count(*) {_EXPIRED_BUDGETS}) + (SELECT count(*) {_EXPIRED_COUNTERS}), 0",
     "events": f"""
 SELECT count(DISTINCT r.id), coalesce(sum(e.seq - coalesce(e.first, e.seq) + 1), 0), coalesce(sum(length(e.body)), 0)
-FROM runs r LEFT JOIN events e ON e.tenant = :tenant AND e.run_id = r.id WHERE {_EXPIRED_EVENTS}""",
+FROM runs r LEFT JOIN events e ON e.tenant = :tenant AND e.run_id IN (r.id, {t.sql_run_key("r.id")})
+WHERE {_EXPIRED_EVENTS}""",
     "journal": f"""
 SELECT count(DISTINCT r.id), count(j.seq), coalesce(sum(length(j.payload)), 0)
-FROM runs r LEFT JOIN journal j ON j.tenant = :tenant AND j.run_id = r.id WHERE {_EXPIRED_JOURNAL}""",
+FROM runs r LEFT JOIN journal j ON j.tenant = :tenant AND j.run_id IN (r.id, {t.sql_run_key("r.id")})
+WHERE {_EXPIRED_JOURNAL}""",
 }
 
 
@@ -1045,5 +1081,7 @@ WHERE r.tenant = :tenant AND r.{_OPEN} AND a.tenant = :tenant AND a.run_id = r.i
 ORDER BY a.created_at, (SELECT j.id FROM journal_rows j
     WHERE {_JOURNAL_RANGE} AND j.kind = 'asked' AND j.key = a.id), a.id""",
     **{add_events(count): _sqlite_add_events(count) for count in t.EVENT_BATCHES},
+    **{add_audit_values(count): _sqlite_add_audit_values(count) for count in t.VALUE_BATCHES},
+    **{add_search_texts(count): _sqlite_add_search_texts(count) for count in t.VALUE_BATCHES},
 }
 """By the statement that Postgres executes."""

@@ -5,9 +5,12 @@ A new column is a new field of the struct in `core.store` and a migration. Every
 
 import hashlib
 import logging
+import re
 import zlib
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from itertools import accumulate
 from operator import attrgetter
 from types import UnionType
@@ -27,6 +30,8 @@ R = TypeVar("R", bound=msgspec.Struct)
 _MIN, _MAX = -(1 << 63), (1 << 63) - 1
 EVENT_BATCHES = (64, 16, 4, 2, 1)
 """Rows per INSERT. Few sizes, so that each statement stays prepared."""
+VALUE_BATCHES = (64, 16, 4, 1)
+"""Rows per INSERT into a derived table."""
 LIBRARY_STEP = 1 << 32
 """Versions of a library before and after a move to another database differ by this: its passages have other ids there.
 No library is changed as often."""
@@ -58,6 +63,22 @@ _STORED_TEXT = (
     b'"request":["",1,"","",0,"",{},[]]}"request":["",1,"","",0,"",null,[]]}'
 )
 """What messages, steps and requests usually contain: the dictionary of their compression, which must never change."""
+_AUDIT_TEXT = (
+    b'"approved_by":"","denied":{"by":"","level":"error","level":"warn","message":"","error":"","status":"error","status":'
+    b'"denied","verdict":"ask","verdict":"no","rule":"","policy":"","user":"anonymous","needs":["{"tenantId":"default",'
+    b'"actorExternalId":"assistant","entityId":"","level":"info","message":"Agent assistant called : success","success"'
+    b':true,"meta":{"arguments":{"","result":"","duration_ms":0.,"error":null,"retry_count":0,"status":"ok","run_id":"01a'
+    b'","call_id":"call_01a","verdict":"yes","rule":"the tool was given to the agent","policy":"","role":"","user":"",'
+    b'"needs":[],"acts":false},"acts":true},"timestamp":179,"actorType":"agent","action":"TOOL_CALL","entityType":"tool"}'
+)
+"""What audit entries usually contain: the dictionary of their compression, which must never change."""
+_TIMED_ID = re.compile("[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}")
+_BASE64 = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
+_ORDERED_BASE64 = "".join(sorted(_BASE64.replace("+", "-").replace("/", "_")))
+_ORDERED = str.maketrans(_BASE64, _ORDERED_BASE64)
+"""Characters of base64 in an order that is that of the bytes."""
+_PACKED_HASH = 43
+"""Characters of a SHA-256 hash in base64, without padding."""
 _STORED_WINDOW = -11
 _PACKED = b"\x01"
 """First byte of a compressed value. JSON does not begin with it."""
@@ -191,24 +212,70 @@ def message_number(tenant: str, session: str, id: str) -> int:
     return 1 << 62 | int.from_bytes(hashlib.blake2b(key, digest_size=8).digest()) >> 2
 
 
-def pack_value(value: bytes) -> bytes:
+@lru_cache(maxsize=1024)
+def run_key(run_id: str) -> str:
+    """Return the name of a run in the journal and the events of Postgres, where each row and each entry of an index
+    repeats it: 15 characters of an id that begins with the time (UUID version 7), any other id as it is.
+
+    The order of keys is that of the times. Two ids of one millisecond have the same key with a probability of 2^-48.
+    """
+    if _TIMED_ID.fullmatch(run_id) is None:
+        return run_id
+    time = bytes.fromhex(run_id[:8] + run_id[9:13])
+    digest = hashlib.sha256(run_id.encode()).digest()[:6]
+    return (b64encode(time)[1:] + b64encode(digest)).decode().translate(_ORDERED)
+
+
+def sql_run_key(run_id: str) -> str:
+    """Return the expression for `run_key` of a column on Postgres."""
+    return f"""CASE WHEN {run_id} ~ '^{_TIMED_ID.pattern}$' THEN translate(
+    substr(encode(decode(left({run_id}, 8) || substr({run_id}, 10, 4), 'hex'), 'base64'), 2)
+    || left(encode(sha256(convert_to({run_id}, 'UTF8')), 'base64'), 8), '{_BASE64}', '{_ORDERED_BASE64}')
+    ELSE {run_id} END"""
+
+
+def pack_hash(hash: str) -> str:
+    """Return the hash of a step as it is stored on Postgres, in base64."""
+    return b64encode(bytes.fromhex(hash)).decode().rstrip("=")
+
+
+def unpack_hash(hash: str) -> str:
+    """Return a stored hash in hexadecimal digits; one that cannot be read stays as it is."""
+    if len(hash) == _PACKED_HASH:
+        with suppress(ValueError):
+            return b64decode(hash + "=").hex()
+    return hash
+
+
+def pack_value(value: bytes, dictionary: bytes = _STORED_TEXT) -> bytes:
     """Compress a message, a step or a request, if that makes it shorter."""
     is_ambiguous = value[:1] == _PACKED
     if not is_ambiguous and not _MIN_PACKED <= len(value) <= _MAX_PACKED:
         return value
-    compressor = zlib.compressobj(3, zlib.DEFLATED, _STORED_WINDOW, 3, zlib.Z_DEFAULT_STRATEGY, _STORED_TEXT)
+    compressor = zlib.compressobj(3, zlib.DEFLATED, _STORED_WINDOW, 3, zlib.Z_DEFAULT_STRATEGY, dictionary)
     packed = b"".join((_PACKED, compressor.compress(value), compressor.flush()))
     return packed if is_ambiguous or len(packed) < len(value) else value
 
 
-def unpack_value(value: bytes) -> bytes:
+def unpack_value(value: bytes, dictionary: bytes = _STORED_TEXT) -> bytes:
     """Return what `pack_value` got; a value that was stored as it is, or cannot be read, stays as it is."""
     if not value or value[:1] != _PACKED:  # SQLite gives NULL for the request of a run that has ended
         return value
     try:
-        return zlib.decompressobj(_STORED_WINDOW, _STORED_TEXT).decompress(value[1:])
+        return zlib.decompressobj(_STORED_WINDOW, dictionary).decompress(value[1:])
     except zlib.error:
         return value
+
+
+def pack_entry(entry: bytes) -> bytes:
+    """Compress an audit entry, if that makes it shorter."""
+    return pack_value(entry, _AUDIT_TEXT)
+
+
+def unpack_entry(entry: bytes | str) -> bytes:
+    """Return an audit entry as it was before `pack_entry`. It may be TEXT, to which someone may have changed it: the
+    chain check must be able to report it."""
+    return entry.encode() if isinstance(entry, str) else unpack_value(entry, _AUDIT_TEXT)
 
 
 class Table(Generic[R]):
@@ -333,24 +400,23 @@ def _decoder_for(kind: Any) -> Convert | None:
 _ENCODERS: dict[Any, Convert] = {dict: encode, tuple: lambda value: encode(value).decode()}
 
 
-def as_bytes(entry: bytes | str) -> bytes:
-    """Accept TEXT, to which someone may have changed an audit entry, so that the chain check can report it."""
-    return entry.encode() if isinstance(entry, str) else entry
-
-
 class AuditTable(Table[store.AuditRow]):
     """The audit log, whose million rows a verification decodes."""
 
     def all(self, rows: Sequence[Row]) -> list[store.AuditRow]:
-        found = [store.AuditRow(*row) for row in rows]
-        return found if all([type(row.entry) is bytes for row in found]) else super().all(rows)
+        return [
+            store.AuditRow(seq, entry if type(entry) is bytes and entry[:1] == b"{" else unpack_entry(entry), *links)
+            for seq, entry, *links in rows
+        ]
 
 
 SESSIONS = Table("sessions", store.Session)
 MESSAGES = Table("messages", store.StoredMessage, packed=("body",))
 RUNS = Table("runs", store.RunRow, packed=("request",), user="user_id")
-JOURNAL = Table("journal", store.JournalRow, packed=("payload",))
-AUDIT = AuditTable("audit", store.AuditRow, decoders={"entry": as_bytes})
+JOURNAL = Table(
+    "journal", store.JournalRow, decoders={"previous": unpack_hash, "hash": unpack_hash}, packed=("payload",)
+)
+AUDIT = AuditTable("audit", store.AuditRow, decoders={"entry": unpack_entry})
 EVENTS = Table("events", store.EventRow)
 APPROVALS = Table("approvals", store.ApprovalRow)
 USAGE = Table("usage_sums", store.UsageRow)

@@ -238,15 +238,16 @@ def _raise_ended(context: WriteContext, run_id: str) -> Steps[None]:
 
 
 def _add_journal(context: WriteContext, write: store.AddJournal) -> Steps[store.JournalRow]:
-    rows = yield context.bind(sql.JOURNAL_END, run_id=write.run_id)
+    run_key = tables.run_key(write.run_id)
+    rows = yield context.bind(sql.JOURNAL_END, run_id=write.run_id, run_key=run_key)
     if not rows:
         raise _not_found("run", write.run_id)
     ((status, epoch, seq, previous),) = rows
     check_owner(write.run_id, status, epoch, write.epoch)
-    step = journal_row(
-        write.run_id, (seq or 0) + 1, write.kind, write.key, context.now, previous or START, write.payload
-    )
-    if not (yield context.bind(sql.ADD_JOURNAL, **tables.JOURNAL.values(step))):
+    previous = tables.unpack_hash(previous or START)
+    step = journal_row(write.run_id, (seq or 0) + 1, write.kind, write.key, context.now, previous, write.payload)
+    stored = tables.JOURNAL.values(step) | {"run_key": run_key, "packed_hash": tables.pack_hash(step.hash)}
+    if not (yield context.bind(sql.ADD_JOURNAL, **stored)):
         raise Conflict(f"the journal of run {write.run_id!r} already has {write.kind} {write.key!r}")
     return step
 
@@ -274,7 +275,7 @@ def _add_events(context: WriteContext, write: store.AddEvents) -> Steps[None]:
         if not 0 < seq <= reserved:
             raise Conflict(f"event {seq} of run {write.run_id!r} is not reserved: the last one is {reserved}")
     for batch in split_batches(write.events, tables.EVENT_BATCHES):
-        values: dict[str, Any] = {}
+        values: dict[str, Any] = {"run_key": tables.run_key(write.run_id)}
         for n, (seq, body) in enumerate(batch):
             values[f"seq{n}"], values[f"body{n}"] = seq, body
         yield context.bind(sql.add_events(len(batch)), run_id=write.run_id, **values)
@@ -557,7 +558,8 @@ def _prune(context: WriteContext, write: store.Prune) -> Steps[store.Pruned]:
         left = write.limit - rows
         if left <= 0:
             break
-        dropped = yield context.bind(sql.PRUNE_ROWS[write.what], run_id=run_id, limit=left)
+        keys = {"run_id": run_id, "run_key": tables.run_key(run_id)}
+        dropped = yield context.bind(sql.PRUNE_ROWS[write.what], **keys, limit=left)
         rows += sum([count for _, count in dropped])
         size += sum([length for length, _ in dropped])
         if len(dropped) < left:
