@@ -169,7 +169,9 @@ def _index_messages(context: WriteContext, sessions: Sequence[_Pending], limits:
         {"session": session.key, "label": session.label, "message": last, "run": session.last_run}
         for session, last in zip(sessions, indexed, strict=True)
     ]
-    yield from _insert(context, sql.put_search_sessions, states)
+    known = {session.key for session in sessions if session.indexed_label is not None}
+    yield from _insert(context, sql.put_search_sessions, [each for each in states if each["session"] not in known])
+    yield from _insert(context, sql.update_search_sessions, [each for each in states if each["session"] in known])
     return indexed
 
 
@@ -283,7 +285,7 @@ def _index_audit(context: WriteContext) -> Steps[int]:
         times[block] = min(first, at), max(last, at)
         for field, each in entry_values(entry):
             if (value := indexed_value(each)) is not None:
-                values.add((field, value, block))
+                values.add((field, tables.run_key(value) if field == "run_id" else value, block))
         add_tool_call(entry, sums)
     blocks = [{"block": block, "first_at": first, "last_at": last} for block, (first, last) in times.items()]
     yield from _insert(context, sql.add_audit_blocks, blocks)

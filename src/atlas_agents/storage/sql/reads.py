@@ -644,7 +644,8 @@ def _blocks_query(tenant: str, where: store.AuditFilter, before: int) -> Query:
     values = {name: indexed_value(value) for name in AUDIT_FIELDS if (value := getattr(where, name)) is not None}
     times = {"since": where.since or 0, "until": _MAX_INTEGER if where.until is None else where.until}
     block = {"block": (before - 2) // AUDIT_BLOCK, "blocks": _AUDIT_BLOCKS}
-    return bind(tenant, sql.find_audit_blocks(tuple(values)), **values, **times, **block)
+    key = {"run_key": tables.run_key(run)} if (run := values.get("run_id")) is not None else {}
+    return bind(tenant, sql.find_audit_blocks(tuple(values)), **values, **key, **times, **block)
 
 
 def limit_or_max(limit: int | None) -> int:

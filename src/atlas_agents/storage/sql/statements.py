@@ -855,15 +855,16 @@ ON CONFLICT (tenant, block) DO NOTHING"""
 def add_audit_values(count: int) -> str:
     """Return the INSERT of several values, with the parameters `:field0`, `:value0`, `:block0` and so on.
 
-    On Postgres, ON CONFLICT would log a second record for each row. One process at a time indexes a tenant.
+    On Postgres, ON CONFLICT would log a second record for each row. One process at a time indexes a tenant. A subquery
+    is no join, which would read all values, and keeps the order of the rows.
     """
     rows = ", ".join(
         f"(CAST(:field{n} AS TEXT), CAST(:value{n} AS TEXT), CAST(:block{n} AS BIGINT))" for n in range(count)
     )
     return f"""INSERT INTO audit_values (tenant, field, value, block)
 SELECT CAST(:tenant AS TEXT), w.field, w.value, w.block FROM (VALUES {rows}) AS w (field, value, block)
-WHERE NOT EXISTS (SELECT 1 FROM audit_values v
-    WHERE v.tenant = :tenant AND v.field = w.field AND v.value = w.value AND v.block = w.block)"""
+WHERE (SELECT v.block FROM audit_values v
+    WHERE v.tenant = :tenant AND v.field = w.field AND v.value = w.value AND v.block = w.block) IS NULL"""
 
 
 def _sqlite_add_audit_values(count: int) -> str:
@@ -887,14 +888,19 @@ def find_audit_blocks(fields: tuple[str, ...]) -> str:
     blocks, order, conditions = "audit_blocks b", "b.block", ""
     for name in fields[:1]:
         blocks, order = f"audit_values f CROSS JOIN {blocks}", "f.block"
-        conditions += f" AND f.tenant = :tenant AND f.field = '{name}' AND f.value = :{name} AND b.block = f.block"
+        conditions += f" AND f.tenant = :tenant AND f.field = '{name}' AND f.{_of_value(name)} AND b.block = f.block"
     for name in fields[1:]:
         conditions += f""" AND EXISTS (SELECT 1 FROM audit_values v
-            WHERE v.tenant = :tenant AND v.field = '{name}' AND v.value = :{name} AND v.block = b.block)"""
+            WHERE v.tenant = :tenant AND v.field = '{name}' AND v.{_of_value(name)} AND v.block = b.block)"""
     return f"""
 SELECT {order} FROM {blocks} WHERE b.tenant = :tenant AND {order} <= :block AND b.last_at >= :since
     AND b.first_at < :until{conditions}
 ORDER BY {order} DESC LIMIT :blocks"""
+
+
+def _of_value(field: str) -> str:
+    """Return the condition for a value of a field: a run has a key there, or its id in blocks of older versions."""
+    return "value IN (:run_id, :run_key)" if field == "run_id" else f"value = :{field}"
 
 
 @cache
@@ -942,22 +948,39 @@ def drop_search_labels(count: int) -> str:
 
 @cache
 def put_search_sessions(count: int) -> str:
-    """Return the statement that notes what is indexed of several sessions: `:session0`, `:label0` and so on."""
+    """Return the statement that notes what is indexed of several sessions: `:session0`, `:label0` and so on.
+
+    For sessions that were indexed before, `update_search_sessions` writes less to the WAL of Postgres.
+    """
     rows = ", ".join(f"(:tenant, :session{n}, :label{n}, :message{n}, :run{n})" for n in range(count))
     return f"""INSERT INTO search_sessions (tenant, session, label, message, run) VALUES {rows}
 ON CONFLICT (tenant, session) DO UPDATE SET label = excluded.label, message = excluded.message, run = excluded.run"""
 
 
 @cache
+def update_search_sessions(count: int) -> str:
+    """Return the statement that notes what is now indexed of several sessions that were indexed before."""
+    types = {"session": "TEXT", "label": "TEXT", "message": "BIGINT", "run": "BIGINT"}
+    rows = [", ".join(f"CAST(:{name}{n} AS {kind})" for name, kind in types.items()) for n in range(count)]
+    return f"""UPDATE search_sessions s SET label = w.label, message = w.message, run = w.run
+FROM (VALUES {", ".join(f"({row})" for row in rows)}) AS w ({", ".join(types)})
+WHERE s.tenant = :tenant AND s.session = w.session"""
+
+
+@cache
 def add_search_texts(count: int) -> str:
-    """Return the INSERT of several texts, with the parameters `:session0`, `:owners0`, `:seq0`, `:text0` and so on."""
+    """Return the INSERT of several texts, with the parameters `:session0`, `:owners0`, `:seq0`, `:text0` and so on.
+
+    On Postgres, only the words are stored. Their owners are needed by the full-text index of SQLite.
+    """
     rows = ", ".join(
-        f"(CAST(:session{n} AS TEXT), CAST(:owners{n} AS TEXT), CAST(:seq{n} AS BIGINT), CAST(:text{n} AS TEXT))"
-        for n in range(count)
+        f"(CAST(:session{n} AS TEXT), CAST(:seq{n} AS BIGINT), CAST(:text{n} AS TEXT))" for n in range(count)
     )
-    return f"""INSERT INTO search_texts (tenant, session, owners, seq, text)
-SELECT CAST(:tenant AS TEXT), w.session, w.owners, w.seq, w.text FROM (VALUES {rows}) AS w (session, owners, seq, text)
-WHERE NOT EXISTS (SELECT 1 FROM search_texts f WHERE f.tenant = :tenant AND f.session = w.session AND f.seq = w.seq)"""
+    return f"""INSERT INTO search_texts (tenant, session, owners, seq, text, words)
+SELECT CAST(:tenant AS TEXT), w.session, '', w.seq, '', array_to_tsvector(string_to_array(w.text, ' '))
+FROM (VALUES {rows}) AS w (session, seq, text)
+WHERE (SELECT f.seq FROM search_texts f
+    WHERE f.tenant = :tenant AND f.session = w.session AND f.seq = w.seq) IS NULL"""
 
 
 def _sqlite_add_search_texts(count: int) -> str:
@@ -1082,6 +1105,7 @@ ORDER BY a.created_at, (SELECT j.id FROM journal_rows j
     WHERE {_JOURNAL_RANGE} AND j.kind = 'asked' AND j.key = a.id), a.id""",
     **{add_events(count): _sqlite_add_events(count) for count in t.EVENT_BATCHES},
     **{add_audit_values(count): _sqlite_add_audit_values(count) for count in t.VALUE_BATCHES},
+    **{update_search_sessions(count): put_search_sessions(count) for count in t.VALUE_BATCHES},
     **{add_search_texts(count): _sqlite_add_search_texts(count) for count in t.VALUE_BATCHES},
 }
 """By the statement that Postgres executes."""
