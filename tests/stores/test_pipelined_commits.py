@@ -41,7 +41,7 @@ from atlas_agents.storage.migrations import STEPS
 from atlas_agents.storage.postgres import PostgresStore, tenant_lock_id
 from atlas_agents.storage.sql import tables
 from atlas_agents.storage.sql.pipelined import Batch, JournalEnds, NotPipelined
-from atlas_agents.storage.sql.tables import WriteContext, run_key
+from atlas_agents.storage.sql.tables import WriteContext, pack_value, run_key
 from checks import TIMEOUT
 
 pytestmark = pytest.mark.slow  # they need a server
@@ -556,6 +556,43 @@ async def test_step_of_a_journal_is_written_once_in_a_group_of_commits(
     async with await psycopg.AsyncConnection.connect(postgres_server.url) as other:
         await other.execute(f"DELETE FROM {schema}.journal WHERE seq = 2".encode())
     assert find_journal_break(await store.journal(TENANT, "r1")) == 2
+
+
+async def test_last_steps_of_a_run_are_one_row_and_are_read_one_by_one(
+    stores: list[PostgresStore], postgres_server: PostgresServer, schema: str
+) -> None:
+    store, other, _ = stores
+    for run, length in ("r1", 9), ("r2", 20_000):
+        await with_run(store, run, f"s {run}")
+        (epoch, *_) = await store.commit(TENANT, [ClaimRun(run), AddJournal(run, 1, "accepted", "", b"[]")])
+        reply = AddJournal(run, epoch, "reply", "1", b'"%b"' % (b"x" * length))
+        ended = AddJournal(run, epoch, "ended", "", b"{}")
+        written = await store.commit(TENANT, [reply, ended, SetRun(run, epoch, "done")])
+        for each in (store, other):
+            steps = await each.journal(TENANT, run)
+            assert steps[1:] == written[:2] and [step.seq for step in steps] == [1, 2, 3]
+            assert find_journal_break(steps) is None
+    async with connected(postgres_server.url, schema) as connection:
+        rows = await read(connection, "SELECT run_id, seq, kind FROM journal ORDER BY run_id, seq")
+        assert rows[:2] == [("r1", 1, "accepted"), ("r1", 3, "ended")] and [seq for _, seq, _ in rows[2:]] == [1, 2, 3]
+        assert (await store.prunable(TENANT, "journal", 1 << 50)).rows == 6
+        payload = b"\x02" + pack_value(b'["reply","1",1,1]\n1{}')
+        await connection.execute("UPDATE journal SET payload = %s WHERE run_id = 'r1' AND seq = 3", (payload,))
+        assert find_journal_break(await store.journal(TENANT, "r1")) == 3
+        await connection.execute("UPDATE journal SET payload = '\\x02ff' WHERE run_id = 'r1' AND seq = 3")
+        assert find_journal_break(await store.journal(TENANT, "r1")) == 2
+    assert [pruned.rows for pruned in await store.commit(TENANT, [Prune("journal", 1 << 50)])] == [6]
+
+
+async def test_repeated_last_steps_of_a_run_are_rejected(stores: list[PostgresStore]) -> None:
+    store = stores[0]
+    await with_run(store)
+    await store.commit(TENANT, [ClaimRun("r1"), AddJournal("r1", 1, "reply", "1", b"{}")])
+    ended = [AddJournal("r1", 1, "ended", "", b"{}"), SetRun("r1", 1, "done")]
+    with pytest.raises(Conflict, match="already has reply"):
+        await store.commit(TENANT, [AddJournal("r1", 1, "reply", "1", b"{}"), *ended])
+    await store.commit(TENANT, [AddJournal("r1", 1, "reply", "2", b"{}"), *ended])
+    assert [step.seq for step in await store.journal(TENANT, "r1")] == [1, 2, 3]
 
 
 AUDIT_ENTRY = b'{"tenantId":"acme","actorExternalId":"a","entityId":"look","level":"info","message":"Agent a looked"}'

@@ -139,6 +139,8 @@ class Batch:
         self._finishers: list[Finisher] = []
         self._entries: list[tuple[Put, bytes]] = []
         self._steps: dict[str, store.JournalRow] = {}
+        self._step_rows: dict[str, list[tuple[store.JournalRow, dict[str, Any]]]] = {}
+        """New steps of each run, and their rows for the function."""
         self._step_keys: set[tuple[str, str, str]] = set()
         self._claimed: dict[str, int] = {}
         self._messages: set[tuple[str, str]] = set()
@@ -239,9 +241,22 @@ class Batch:
         step = journal_row(write.run_id, seq + 1, write.kind, write.key, self.context.now, previous, write.payload)
         self._steps[write.run_id] = step
         stored = {"run_key": tables.run_key(write.run_id), "hash": tables.pack_hash(step.hash)}
-        checked = {"previous": tables.pack_hash(previous), "epoch": write.epoch, "is_first": last is None}
-        self.add("steps", tables.JOURNAL.values(step) | stored | checked)
+        checked = {"previous": tables.pack_hash(previous), "epoch": write.epoch, "is_first": last is None, "after": seq}
+        self._step_rows.setdefault(write.run_id, []).append((step, tables.JOURNAL.values(step) | stored | checked))
         return step
+
+    def _join_last_steps(self) -> None:
+        """Make one row of the last two steps of a run that ends: the last reply is written with the end. No step can
+        follow, so only the function has to look for the kind and the key of both."""
+        for ended in self.rows.get("ended", ()):
+            if len(steps := self._step_rows.get(ended["id"], [])) > 1:
+                (first, row), (last, last_row) = steps[-2:]
+                if row["epoch"] == last_row["epoch"] and (payload := tables.pack_steps(first, last)) is not None:
+                    checked = {name: row[name] for name in ("previous", "is_first", "after")}
+                    other = {"other_kind": first.kind, "other_key": first.key}
+                    steps[-2:] = [(last, last_row | checked | other | {"payload": payload})]
+        if self._step_rows:
+            self.rows["steps"] = [row for steps in self._step_rows.values() for _, row in steps]
 
     def require_new(self, session: str, id: str) -> None:
         """Reject a group that adds a message twice."""
@@ -268,6 +283,7 @@ class Batch:
             accepted[run["session"]] += 1
             run["queued"] = accepted[run["session"]] > 1
             run["later"] = self.sessions[run["session"]]["runs"] - accepted[run["session"]]
+        self._join_last_steps()
 
     def _setter(self, number: int, place: int) -> Put:
         def put(result: Any) -> None:

@@ -247,7 +247,7 @@ class SqlReads(ABC):
 
     async def journal(self, tenant: str, run_id: str) -> list[store.JournalRow]:
         query = bind(tenant, sql.JOURNAL, run_id=run_id, run_key=tables.run_key(run_id))
-        return tables.JOURNAL.all(await self.fetch(query))
+        return tables.unpack_steps(tables.JOURNAL.all(await self.fetch(query)))
 
     async def audit(
         self, tenant: str, *, after: int = 0, limit: int | None = None, last: bool = False

@@ -171,7 +171,11 @@ SELECT CAST(:tenant AS TEXT), CAST(:run_key AS TEXT), CAST(:seq AS BIGINT), CAST
 WHERE NOT EXISTS (SELECT 1 FROM journal WHERE tenant = :tenant AND {_KEYED} AND kind = :kind AND key = :key)
 RETURNING seq"""
 _OF_RUN_ID = "CAST(:run_id AS TEXT)"
-_PREVIOUS_HASH = "CASE WHEN lag(seq) OVER (ORDER BY seq) = seq - 1 THEN lag(hash) OVER (ORDER BY seq) ELSE '' END"
+_STEPS = "CASE WHEN substr(payload, 1, 1) = '\\x02' THEN 2 ELSE 1 END"
+"""Steps in a row of a journal."""
+_PREVIOUS_HASH = (
+    f"CASE WHEN lag(seq) OVER (ORDER BY seq) = seq - {_STEPS} THEN lag(hash) OVER (ORDER BY seq) ELSE '' END"
+)
 JOURNAL = f"""
 SELECT {t.JOURNAL.select(run_id=_OF_RUN_ID, previous=_PREVIOUS_HASH)} FROM journal
 WHERE tenant = :tenant AND {_KEYED} ORDER BY seq"""
@@ -303,6 +307,7 @@ _NEW_MESSAGE = t.MESSAGES.select("w", seq="s.last_message - c.messages + w.numbe
 _ADDED_USAGE = ", ".join(f"{name} = u.{name} + w.{name}" for name in t.USAGE.names if name not in t.USAGE_KEY)
 _SAME_USAGE = " AND ".join(("u.tenant = of_tenant", *(f"u.{name} = w.{name}" for name in t.USAGE_KEY)))
 _NEW_STEP = ", ".join((_DECODED | {"run_id": "w.run_key"}).get(name, f"w.{name}") for name in _STORED_STEP)
+_ADDED_TO_STEP = {"run_key": "TEXT", "after": "BIGINT", "other_kind": "TEXT", "other_key": "TEXT"}
 _WRITE_TURNS = f"""
 #variable_conflict use_column
 DECLARE
@@ -402,12 +407,12 @@ END IF;
 IF given ? 'steps' THEN
     INSERT INTO journal (tenant, {", ".join(_STORED_STEP)})
     SELECT of_tenant, {_NEW_STEP}
-    FROM {t.JOURNAL.recordset("given->'steps'", run_key="TEXT", epoch="BIGINT", is_first="BOOLEAN")}
+    FROM {t.JOURNAL.recordset("given->'steps'", epoch="BIGINT", is_first="BOOLEAN", **_ADDED_TO_STEP)}
     JOIN runs r ON r.tenant = of_tenant AND r.id = w.run_id AND r.epoch = w.epoch AND r.{_OPEN}
-    WHERE (NOT w.is_first OR w.seq = 1 OR EXISTS (SELECT 1 FROM journal p
-        WHERE p.tenant = of_tenant AND p.run_id = w.run_key AND p.seq = w.seq - 1 AND p.hash = w.previous))
+    WHERE (NOT w.is_first OR w.after = 0 OR EXISTS (SELECT 1 FROM journal p
+        WHERE p.tenant = of_tenant AND p.run_id = w.run_key AND p.seq = w.after AND p.hash = w.previous))
         AND NOT EXISTS (SELECT 1 FROM journal s WHERE s.tenant = of_tenant AND s.run_id IN (w.run_id, w.run_key)
-            AND s.kind = w.kind AND s.key = w.key);
+            AND (s.kind = w.kind AND s.key = w.key OR s.kind = w.other_kind AND s.key = w.other_key));
     GET DIAGNOSTICS changed = ROW_COUNT;
     IF changed <> jsonb_array_length(given->'steps') THEN RAISE EXCEPTION 'journal not as expected'; END IF;
 END IF;
@@ -1005,7 +1010,7 @@ RETURNING length(body), seq - coalesce(first, seq) + 1""",
     "journal": f"""
 DELETE FROM journal WHERE tenant = :tenant AND {_KEYED} AND seq IN
     (SELECT seq FROM journal WHERE tenant = :tenant AND {_KEYED} ORDER BY seq DESC LIMIT :limit)
-RETURNING length(payload), 1""",
+RETURNING length(payload), {_STEPS}""",
 }
 MARK_PRUNED = {
     "events": "UPDATE runs SET said_at = NULL WHERE tenant = :tenant AND id = :run_id",
@@ -1029,7 +1034,8 @@ SELECT count(DISTINCT r.id), coalesce(sum(e.seq - coalesce(e.first, e.seq) + 1),
 FROM runs r LEFT JOIN events e ON e.tenant = :tenant AND e.run_id IN (r.id, {t.sql_run_key("r.id")})
 WHERE {_EXPIRED_EVENTS}""",
     "journal": f"""
-SELECT count(DISTINCT r.id), count(j.seq), coalesce(sum(length(j.payload)), 0)
+SELECT count(DISTINCT r.id), coalesce(sum(CASE WHEN j.seq IS NOT NULL THEN {_STEPS} END), 0),
+    coalesce(sum(length(j.payload)), 0)
 FROM runs r LEFT JOIN journal j ON j.tenant = :tenant AND j.run_id IN (r.id, {t.sql_run_key("r.id")})
 WHERE {_EXPIRED_JOURNAL}""",
 }

@@ -21,6 +21,7 @@ import msgspec
 from atlas_agents.core import store
 from atlas_agents.core.errors import StoreError
 from atlas_agents.core.json import encode
+from atlas_agents.storage.hash_chain import journal_row
 
 logger = logging.getLogger(__name__)
 Row: TypeAlias = tuple[Any, ...]
@@ -82,6 +83,8 @@ _PACKED_HASH = 43
 _STORED_WINDOW = -11
 _PACKED = b"\x01"
 """First byte of a compressed value. JSON does not begin with it."""
+_TWO_STEPS = b"\x02"
+"""First byte of the payload of a row that contains two steps of a journal, followed by their packed content."""
 _MIN_PACKED, _MAX_PACKED = 64, 16 * 1024
 """Bytes of the values that are compressed. A long one would take too long for those that wait."""
 
@@ -249,7 +252,7 @@ def unpack_hash(hash: str) -> str:
 
 def pack_value(value: bytes, dictionary: bytes = _STORED_TEXT) -> bytes:
     """Compress a message, a step or a request, if that makes it shorter."""
-    is_ambiguous = value[:1] == _PACKED
+    is_ambiguous = value[:1] in (_PACKED, _TWO_STEPS)
     if not is_ambiguous and not _MIN_PACKED <= len(value) <= _MAX_PACKED:
         return value
     compressor = zlib.compressobj(3, zlib.DEFLATED, _STORED_WINDOW, 3, zlib.Z_DEFAULT_STRATEGY, dictionary)
@@ -265,6 +268,32 @@ def unpack_value(value: bytes, dictionary: bytes = _STORED_TEXT) -> bytes:
         return zlib.decompressobj(_STORED_WINDOW, dictionary).decompress(value[1:])
     except zlib.error:
         return value
+
+
+def pack_steps(first: store.JournalRow, last: store.JournalRow) -> bytes | None:
+    """Return the payload of a row with the last two steps of a journal; None if they are too long for one row.
+
+    The hash of the first one follows from its content, and from the hash of the step before it.
+    """
+    head = encode([first.kind, first.key, first.at, len(first.payload)])
+    content = b"%b\n%b%b" % (head, first.payload, last.payload)
+    return _TWO_STEPS + pack_value(content) if len(content) <= _MAX_PACKED else None
+
+
+def unpack_steps(rows: Sequence[store.JournalRow]) -> list[store.JournalRow]:
+    """Return the steps of a journal from its rows; a row that cannot be read stays as it is."""
+    found = list[store.JournalRow]()
+    for row in rows:
+        if row.payload[:1] == _TWO_STEPS:
+            with suppress(msgspec.MsgspecError, UnicodeDecodeError):
+                head, _, content = unpack_value(row.payload[1:]).partition(b"\n")
+                kind, key, at, length = msgspec.json.decode(head, type=tuple[store.JournalKind, str, int, int])
+                first = journal_row(row.run_id, row.seq - 1, kind, key, at, row.previous, content[:length])
+                last = msgspec.structs.replace(row, payload=content[length:], previous=first.hash)
+                found += [first, last]
+                continue
+        found.append(row)
+    return found
 
 
 def pack_entry(entry: bytes) -> bytes:
