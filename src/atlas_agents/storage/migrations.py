@@ -409,11 +409,11 @@ _POSTGRES_MESSAGES = {
 # in base64 and audit entries are compressed from here on: older processes cannot read them. A session has one active
 # run because its commits hold its lock. Only ended runs are pruned, so only they are in the index by their last event.
 # The text from which the words of a message are made is not stored.
-_TWENTIETH = ("{one_active_run}", "{said_before}", "{said_ended}", "{stored_words}")
+_TWENTIETH = ("{one_active_run}", "{last_events_of_all}", "{last_events_of_ended}", "{stored_words}")
 _POSTGRES_SHORT = {
     "one_active_run": "DROP INDEX runs_active",
-    "said_before": "DROP INDEX runs_said",
-    "said_ended": """CREATE INDEX runs_said ON runs (tenant, said_at)
+    "last_events_of_all": "DROP INDEX runs_said",
+    "last_events_of_ended": """CREATE INDEX runs_said ON runs (tenant, said_at)
         WHERE said_at IS NOT NULL AND ended_at IS NOT NULL""",
     "stored_words": "ALTER TABLE search_texts ALTER COLUMN words DROP EXPRESSION",
 }

@@ -860,8 +860,8 @@ ON CONFLICT (tenant, block) DO NOTHING"""
 def add_audit_values(count: int) -> str:
     """Return the INSERT of several values, with the parameters `:field0`, `:value0`, `:block0` and so on.
 
-    On Postgres, ON CONFLICT would log a second record for each row. One process at a time indexes a tenant. A subquery
-    is no join, which would read all values, and keeps the order of the rows.
+    On Postgres, ON CONFLICT would log a second record for each row. One process at a time indexes a tenant. The
+    subquery keeps the order of the rows; a join might read the whole table.
     """
     rows = ", ".join(
         f"(CAST(:field{n} AS TEXT), CAST(:value{n} AS TEXT), CAST(:block{n} AS BIGINT))" for n in range(count)
