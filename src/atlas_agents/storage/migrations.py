@@ -405,10 +405,10 @@ _POSTGRES_MESSAGES = {
     "older_message_ids": "CREATE INDEX messages_older ON messages (tenant, session, id) WHERE id_number IS NULL",
 }
 
-# Postgres only, and no row is rewritten. Rows of journals and events have a short key of their run, hashes of steps are
-# in base64 and audit entries are compressed from here on: older processes cannot read them. A session has one active
-# run because its commits hold its lock. Only ended runs are pruned, so only they are in the index by their last event.
-# The text from which the words of a message are made is not stored.
+# Postgres only, and no row is rewritten. Rows of journals and events have a short key of their run, and hashes of steps
+# are in base64 from here on: older processes cannot read them. A session has one active run because its commits hold
+# its lock. Only ended runs are pruned, so only they are in the index by their last event. The text from which the words
+# of a message are made is not stored.
 _TWENTIETH = ("{one_active_run}", "{last_events_of_all}", "{last_events_of_ended}", "{stored_words}")
 _POSTGRES_SHORT = {
     "one_active_run": "DROP INDEX runs_active",

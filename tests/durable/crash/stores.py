@@ -13,7 +13,7 @@ import msgspec
 
 from atlas_agents.core.aio import Clock
 from atlas_agents.core.store import AuditRow, JournalKind, JournalRow, RunStatus, Store
-from atlas_agents.storage.sql.tables import run_key, unpack_entry, unpack_hash, unpack_steps, unpack_value
+from atlas_agents.storage.sql.tables import run_key, unpack_hash, unpack_steps, unpack_value
 from atlas_agents.storage.sqlite import SqliteStore
 from crash.faulty_store import FaultyStore
 
@@ -160,7 +160,7 @@ def tables(found: Sequence[Rows]) -> Tables:
         [RunRecord(*row) for row in runs],
         unpack_steps([_step(ids.get(row[0], row[0]), *row[1:]) for row in journal]),
         [MessageRecord(row[0], row[1], row[2], row[3], unpack_value(bytes(row[4]))) for row in messages],
-        [AuditRow(row[0], unpack_entry(bytes(row[1])), row[2], row[3]) for row in audit],
+        [AuditRow(row[0], bytes(row[1]), row[2], row[3]) for row in audit],
         [_approval(*row) for row in approvals],
         [(row[0], row[1], row[2]) for row in counters],
         [(row[0], row[1], row[2], row[3]) for row in usage],

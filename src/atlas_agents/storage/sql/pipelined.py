@@ -172,12 +172,10 @@ class Batch:
         for finisher in self._finishers:
             finisher(answer)
         if self._entries and self.context.audit_key:
-            chained = self._chain(*(answer.chain or (0, START)))
-            rows = [tables.AUDIT.values(row) | {"entry": tables.pack_entry(row.entry)} for row in chained]
+            rows = [tables.AUDIT.values(row) for row in self._chain(*(answer.chain or (0, START)))]
             self.final_queries.append(self._bind(sql.POSTGRES_ADD_AUDIT, rows=encode(rows).decode()))
         elif self._entries:
-            packed = [(entry, tables.pack_entry(entry)) for _, entry in self._entries]
-            entries = encode([(entry, stored if stored != entry else None) for entry, stored in packed]).decode()
+            entries = encode([entry for _, entry in self._entries]).decode()
             self.is_chained_by_server = True
             self.final_queries.append(self._bind(sql.POSTGRES_CHAIN_AUDIT, chain=self._chain_lock, entries=entries))
 

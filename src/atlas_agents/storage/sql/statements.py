@@ -464,7 +464,6 @@ DECLARE
     link TEXT;
     start JSONB;
     content BYTEA;
-    stored BYTEA;
 BEGIN
 PERFORM pg_advisory_xact_lock(chain);
 SELECT seq, hash INTO place, link FROM audit WHERE tenant = of_tenant ORDER BY seq DESC LIMIT 1;
@@ -472,13 +471,12 @@ place := coalesce(place, 0);
 link := coalesce(link, '{hash_chain.START}');
 IF starts_with(link, 'hmac:') THEN RAISE EXCEPTION 'the audit log is signed'; END IF;
 start := jsonb_build_array(place, link);
-FOR content, stored IN
-    SELECT decode(value->>0, 'base64'), decode(value->>1, 'base64')
-    FROM jsonb_array_elements(entries) WITH ORDINALITY ORDER BY ordinality
+FOR content IN
+    SELECT decode(value, 'base64') FROM jsonb_array_elements_text(entries) WITH ORDINALITY ORDER BY ordinality
 LOOP
     place := place + 1;
     INSERT INTO audit (tenant, seq, entry, previous, hash)
-    SELECT of_tenant, place, coalesce(stored, content), link, encode(
+    SELECT of_tenant, place, content, link, encode(
         sha256(convert_to(link || chr(10) || place || chr(10), 'UTF8') || content), 'hex') RETURNING hash INTO link;
 END LOOP;
 RETURN start;
@@ -495,8 +493,7 @@ LANGUAGE plpgsql SET enable_seqscan = off AS $${_CHAIN_AUDIT}$$"""
 """All rows are found through indexes. The planner is not asked: it plans once, when the tables may be almost empty."""
 POSTGRES_WRITE_TURNS = f"SELECT {POSTGRES_FUNCTION}(CAST(:given AS JSONB))"
 POSTGRES_CHAIN_AUDIT = f"SELECT chain_audit_{_VERSION}(:tenant, CAST(:chain AS BIGINT), CAST(:entries AS JSONB))"
-"""Appends entries, each with its compressed form or NULL, to an unsigned audit log and returns its end before. Other
-processes wait until the COMMIT."""
+"""Appends entries to an unsigned audit log and returns its end before. Other processes wait until the COMMIT."""
 
 
 # Daily limits. If the clock is set back by a day or two, counting continues on the latest day that was counted.

@@ -64,15 +64,6 @@ _STORED_TEXT = (
     b'"request":["",1,"","",0,"",{},[]]}"request":["",1,"","",0,"",null,[]]}'
 )
 """What messages, steps and requests usually contain: the dictionary of their compression, which must never change."""
-_AUDIT_TEXT = (
-    b'"approved_by":"","denied":{"by":"","level":"error","level":"warn","message":"","error":"","status":"error","status":'
-    b'"denied","verdict":"ask","verdict":"no","rule":"","policy":"","user":"anonymous","needs":["{"tenantId":"default",'
-    b'"actorExternalId":"assistant","entityId":"","level":"info","message":"Agent assistant called : success","success"'
-    b':true,"meta":{"arguments":{"","result":"","duration_ms":0.,"error":null,"retry_count":0,"status":"ok","run_id":"01a'
-    b'","call_id":"call_01a","verdict":"yes","rule":"the tool was given to the agent","policy":"","role":"","user":"",'
-    b'"needs":[],"acts":false},"acts":true},"timestamp":179,"actorType":"agent","action":"TOOL_CALL","entityType":"tool"}'
-)
-"""What audit entries usually contain: the dictionary of their compression, which must never change."""
 _TIMED_ID = re.compile("[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}")
 _BASE64 = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 _ORDERED_BASE64 = "".join(sorted(_BASE64.replace("+", "-").replace("/", "_")))
@@ -250,22 +241,22 @@ def unpack_hash(hash: str) -> str:
     return hash
 
 
-def pack_value(value: bytes, dictionary: bytes = _STORED_TEXT) -> bytes:
+def pack_value(value: bytes) -> bytes:
     """Compress a message, a step or a request, if that makes it shorter."""
     is_ambiguous = value[:1] in (_PACKED, _TWO_STEPS)
     if not is_ambiguous and not _MIN_PACKED <= len(value) <= _MAX_PACKED:
         return value
-    compressor = zlib.compressobj(3, zlib.DEFLATED, _STORED_WINDOW, 3, zlib.Z_DEFAULT_STRATEGY, dictionary)
+    compressor = zlib.compressobj(3, zlib.DEFLATED, _STORED_WINDOW, 3, zlib.Z_DEFAULT_STRATEGY, _STORED_TEXT)
     packed = b"".join((_PACKED, compressor.compress(value), compressor.flush()))
     return packed if is_ambiguous or len(packed) < len(value) else value
 
 
-def unpack_value(value: bytes, dictionary: bytes = _STORED_TEXT) -> bytes:
+def unpack_value(value: bytes) -> bytes:
     """Return what `pack_value` got; a value that was stored as it is, or cannot be read, stays as it is."""
     if not value or value[:1] != _PACKED:  # SQLite gives NULL for the request of a run that has ended
         return value
     try:
-        return zlib.decompressobj(_STORED_WINDOW, dictionary).decompress(value[1:])
+        return zlib.decompressobj(_STORED_WINDOW, _STORED_TEXT).decompress(value[1:])
     except zlib.error:
         return value
 
@@ -294,17 +285,6 @@ def unpack_steps(rows: Sequence[store.JournalRow]) -> list[store.JournalRow]:
                 continue
         found.append(row)
     return found
-
-
-def pack_entry(entry: bytes) -> bytes:
-    """Compress an audit entry, if that makes it shorter."""
-    return pack_value(entry, _AUDIT_TEXT)
-
-
-def unpack_entry(entry: bytes | str) -> bytes:
-    """Return an audit entry as it was before `pack_entry`. It may be TEXT, to which someone may have changed it: the
-    chain check must be able to report it."""
-    return entry.encode() if isinstance(entry, str) else unpack_value(entry, _AUDIT_TEXT)
 
 
 class Table(Generic[R]):
@@ -429,14 +409,17 @@ def _decoder_for(kind: Any) -> Convert | None:
 _ENCODERS: dict[Any, Convert] = {dict: encode, tuple: lambda value: encode(value).decode()}
 
 
+def as_bytes(entry: bytes | str) -> bytes:
+    """Accept TEXT, to which someone may have changed an audit entry, so that the chain check can report it."""
+    return entry.encode() if isinstance(entry, str) else entry
+
+
 class AuditTable(Table[store.AuditRow]):
     """The audit log, whose million rows a verification decodes."""
 
     def all(self, rows: Sequence[Row]) -> list[store.AuditRow]:
-        return [
-            store.AuditRow(seq, entry if type(entry) is bytes and entry[:1] == b"{" else unpack_entry(entry), *links)
-            for seq, entry, *links in rows
-        ]
+        found = [store.AuditRow(*row) for row in rows]
+        return found if all([type(row.entry) is bytes for row in found]) else super().all(rows)
 
 
 SESSIONS = Table("sessions", store.Session)
@@ -445,7 +428,7 @@ RUNS = Table("runs", store.RunRow, packed=("request",), user="user_id")
 JOURNAL = Table(
     "journal", store.JournalRow, decoders={"previous": unpack_hash, "hash": unpack_hash}, packed=("payload",)
 )
-AUDIT = AuditTable("audit", store.AuditRow, decoders={"entry": unpack_entry})
+AUDIT = AuditTable("audit", store.AuditRow, decoders={"entry": as_bytes})
 EVENTS = Table("events", store.EventRow)
 APPROVALS = Table("approvals", store.ApprovalRow)
 USAGE = Table("usage_sums", store.UsageRow)
