@@ -137,16 +137,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     So the run ends with quick tests, which idle workers take from busy ones. Tests that share a model server stay
     together: each worker would start one, and it would read every prompt anew. So do those that share the parsed
-    modules of the repository.
+    modules of the repository, and those that share a browser.
     """
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     if workers == 1:
         return
     together = [item for item in items if "shared_home" in getattr(item, "fixturenames", ())]
     parsed = [item for item in items if hasattr(getattr(item, "module", None), "structure")]
-    longest = [item for item in items if _time_limit(item) >= _LONG_TEST and item not in (*together, *parsed)]
+    browser = [item for item in items if "shared_browser" in getattr(item, "fixturenames", ())]
+    shared = {*together, *parsed, *browser}
+    longest = [item for item in items if _time_limit(item) >= _LONG_TEST and item not in shared]
     first = [longest[n::workers] for n in range(workers)]
-    first[0][:0], first[-1][:0] = together, parsed
+    first[0][:0], first[1][:0], first[-1][:0] = together, browser, parsed
     chosen = {item for share in first for item in share}
     slow: dict[Path, list[pytest.Item]] = {}
     for item in items:

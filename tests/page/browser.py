@@ -2,14 +2,26 @@
 
 import json
 import os
+import random
 import shutil
+import socket
 import sys
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from playwright.sync_api import Browser, BrowserContext, Error, Locator, Page, Request, expect, sync_playwright
+from playwright.sync_api import (
+    Browser,
+    BrowserContext,
+    Error,
+    Locator,
+    Page,
+    Request,
+    ViewportSize,
+    expect,
+    sync_playwright,
+)
 
 import fork_server
 from checks import TIMEOUT
@@ -28,6 +40,7 @@ VIEWS = {
 }
 TABS = {"schedules": "/jobs", "audit": "/activity/runs", "usage": "/activity/runs"}
 """The entries of the navigation that lead to views which are tabs of other views."""
+DESKTOP: ViewportSize = {"width": 1280, "height": 800}
 PHONE: dict[str, Any] = {"viewport": {"width": 390, "height": 780}, "has_touch": True, "is_mobile": True}
 EXECUTABLES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 """The first is Chromium without windows, which takes half the CPU time."""
@@ -151,8 +164,8 @@ class Tab:
     def _add_error(self, error: Error) -> None:
         self.errors.append(str(error))
 
-    def leave(self) -> None:
-        """Leave an empty page for the next test: without other tabs, cookies, storage and listeners."""
+    def leave(self, viewport: ViewportSize, theme: Literal["light", "dark"]) -> None:
+        """Leave an empty page for the next test: without other tabs, cookies, storage, listeners and emulation."""
         for page in self.context.pages:
             if page is not self.page:
                 page.close()
@@ -162,6 +175,9 @@ class Tab:
         self.page.goto(f"{self.gateway.url}/logo.svg")  # of the same site, so that its process stays
         self.page.evaluate("sessionStorage.clear(), localStorage.clear()")
         self.context.clear_cookies()
+        self.page.emulate_media(color_scheme=theme)
+        if self.page.viewport_size != viewport:
+            self.page.set_viewport_size(viewport)
 
     def open(self, path: str = "/") -> "Tab":
         self.page.goto(f"{self.gateway.url}{path}#token={self.gateway.token}")
@@ -240,12 +256,89 @@ class Tab:
 
 def open_window(browser: Browser, **options: Any) -> BrowserContext:
     """Return a browser context, which shares nothing with others; by default without animations."""
-    chosen: dict[str, Any] = {"viewport": {"width": 1280, "height": 800}, "reduced_motion": "reduce", **options}
+    chosen: dict[str, Any] = {"viewport": DESKTOP, "reduced_motion": "reduce", **options}
     return browser.new_context(**chosen)
 
 
 def open_tabs(browser: Browser, gateway: GatewayProcess, **options: Any) -> Iterator[Tab]:
-    """Yield any number of tabs in one browser context, by default without animations, which only take time."""
+    """Yield any number of tabs in a new window, by default without animations, which only take time."""
     context = open_window(browser, **options)
     while True:
         yield Tab(context, gateway)
+
+
+class Windows:
+    """Windows that tests use one after the other: they keep the cache of the browser, but no state of the test."""
+
+    def __init__(self, browser: Browser) -> None:
+        self.unused: dict[str, BrowserContext] = {}
+        self._browser = browser
+        self._used: list[tuple[dict[str, Any], list[Tab]]] = []
+
+    def tabs(self, gateway: GatewayProcess, **options: Any) -> Iterator[Tab]:
+        """Yield any number of tabs in one window with these options."""
+        context = self.unused.pop(json.dumps(options), None) or open_window(self._browser, **options)
+        tabs = [Tab(context, gateway, context.pages[0] if context.pages else None)]
+        self._used.append((options, tabs))
+        while True:
+            yield tabs[-1]
+            tabs.append(Tab(context, gateway))
+
+    def release(self) -> None:
+        """Empty the windows that a test has used, and keep one of each kind for the next test."""
+        while self._used:
+            options, (tab, *_) = self._used.pop()
+            with suppress(Error):  # otherwise the window is not used again: the gateway may have ended
+                tab.leave(options.get("viewport", DESKTOP), options.get("color_scheme", "light"))
+                self.unused[json.dumps(options)] = tab.context
+
+
+class SharedBrowser:
+    """The browser of this process: it starts when a test needs it, and runs until it is closed."""
+
+    def __init__(self) -> None:
+        self._running = ExitStack()
+        self._browser: Browser | None = None
+        self._windows: Windows | None = None
+        self._port = 0
+
+    @property
+    def browser(self) -> Browser:
+        if self._browser is None:
+            self._browser = self._running.enter_context(launch_browser())
+        return self._browser
+
+    @property
+    def windows(self) -> Windows:
+        self._windows = self._windows or Windows(self.browser)
+        return self._windows
+
+    def close_windows(self) -> None:
+        """Close all windows but those that the next test can use."""
+        kept = self._windows.unused.values() if self._windows else ()
+        for context in self.browser.contexts:
+            if context not in kept:
+                context.close()
+
+    def close(self) -> None:
+        self._running.close()
+        self._browser = self._windows = None
+
+    def free_port(self) -> int:
+        """Return the port of the gateway before, unless another process uses it.
+
+        It is not one of those that the system gives to other processes.
+        """
+        while not _is_free(self._port):
+            self._port = random.randrange(20_000, 32_000)
+        return self._port
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return port != 0

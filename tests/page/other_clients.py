@@ -13,11 +13,11 @@ from typing import Any, TypeVar, cast
 
 import acp
 import httpx2
-from browser import TIMEOUT, GatewayProcess, Tab, open_tabs
+from browser import TIMEOUT, GatewayProcess, Tab
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from openai import AsyncOpenAI
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import expect
 
 from checks import wait_until
 
@@ -107,10 +107,10 @@ class Clients:
             raise
 
 
-def talk_in_one_session(browser: Browser, gateway: GatewayProcess, clients: Clients, **options: Any) -> Tab:
-    """Have each client say something in one session that all of them follow, and return the page."""
+def talk_in_one_session(tab: Tab, clients: Clients) -> None:
+    """Have each client say something in one session that all of them follow, the last one in this tab."""
     clients.ask_in_editor("From the editor: count to 3")
-    tab = next(open_tabs(browser, gateway, **options)).open(f"/c/{clients.session}")
+    tab.open(f"/c/{clients.session}")
     prompts = tab.page.locator(".user-message .bubble")
     expect(prompts).to_have_text(["From the editor: count to 3"])
     assert "4" in clients.ask_with_openai("From the OpenAI SDK: count to 4")
@@ -122,4 +122,3 @@ def talk_in_one_session(browser: Browser, gateway: GatewayProcess, clients: Clie
     )
     tab.wait_until_idle()
     clients.wait_for_editor("From the page: count to 6")
-    return tab

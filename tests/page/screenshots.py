@@ -88,8 +88,9 @@ def take_clients(browser: Browser, folder: Path) -> None:
         running_gateway(Path(home), HERE / "admin_gateway.py") as gateway,
         Clients(gateway).connected() as clients,
     ):
-        tall = {"width": 1280, "height": 1080}
-        take(talk_in_one_session(browser, gateway, clients, viewport=tall), folder / "clients.png")
+        tab = next(open_tabs(browser, gateway, viewport={"width": 1280, "height": 1080}))
+        talk_in_one_session(tab, clients)
+        take(tab, folder / "clients.png")
 
 
 def font_environment(folder: Path) -> dict[str, str]:

@@ -8,8 +8,8 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
-from browser import HERE, PHONE, ROOT, TIMEOUT, GatewayProcess, Tab, open_tabs, running_gateway
-from playwright.sync_api import Browser, expect
+from browser import HERE, PHONE, ROOT, TIMEOUT, GatewayProcess, SharedBrowser, Tab, Windows, running_gateway
+from playwright.sync_api import expect
 
 from bot_double import TOKEN
 
@@ -17,17 +17,17 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def admin_gateway(tmp_path_factory: pytest.TempPathFactory) -> Generator[GatewayProcess]:
-    with running_gateway(tmp_path_factory.mktemp("admin"), HERE / "admin_gateway.py") as gateway:
+def admin_gateway(tmp_path_factory: pytest.TempPathFactory, shared_browser: SharedBrowser) -> Generator[GatewayProcess]:
+    home, port = tmp_path_factory.mktemp("admin"), shared_browser.free_port()
+    with running_gateway(home, HERE / "admin_gateway.py", port) as gateway:
         yield gateway
 
 
 @pytest.fixture
-def admin(browser: Browser, admin_gateway: GatewayProcess) -> Generator[Tab]:
-    tab = next(open_tabs(browser, admin_gateway))
+def admin(windows: Windows, admin_gateway: GatewayProcess) -> Generator[Tab]:
+    tab = next(windows.tabs(admin_gateway))
     yield tab
     assert tab.errors == []
-    tab.context.close()
 
 
 @pytest.fixture
@@ -38,9 +38,9 @@ def mcp_server(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return copy
 
 
-def check_phone(browser: Browser, gateway: GatewayProcess, path: str, wait_for: str) -> None:
+def check_phone(windows: Windows, gateway: GatewayProcess, path: str, wait_for: str) -> None:
     """Check that a view fits on a phone, in a dark theme, and has no serious accessibility violation."""
-    phone = next(open_tabs(browser, gateway, color_scheme="dark", **PHONE)).open(path)
+    phone = next(windows.tabs(gateway, color_scheme="dark", **PHONE)).open(path)
     expect(phone.page.get_by_text(wait_for).first).to_be_visible()
     assert phone.fits_width()
     check_axe(phone)
@@ -50,8 +50,8 @@ def check_axe(tab: Tab) -> None:
     assert [each for each in tab.axe_violations() if each["impact"] in ("serious", "critical")] == []
 
 
-def test_settings_and_sign_in_fit_a_phone_and_are_accessible(browser: Browser, admin_gateway: GatewayProcess) -> None:
-    phone = next(open_tabs(browser, admin_gateway, color_scheme="dark", **PHONE)).open("/settings")
+def test_settings_and_sign_in_fit_a_phone_and_are_accessible(windows: Windows, admin_gateway: GatewayProcess) -> None:
+    phone = next(windows.tabs(admin_gateway, color_scheme="dark", **PHONE)).open("/settings")
     page = phone.page
     tabs = page.get_by_role("navigation", name="Settings")
     expect(tabs.get_by_role("link").first).to_be_visible()
@@ -94,7 +94,7 @@ def test_operations_show_the_gateway_and_back_it_up(admin: Tab) -> None:
 
 
 def test_document_is_uploaded_searched_and_removed(
-    browser: Browser, admin: Tab, admin_gateway: GatewayProcess, tmp_path: Path
+    windows: Windows, admin: Tab, admin_gateway: GatewayProcess, tmp_path: Path
 ) -> None:
     rules = "".join(f"## Rule {number}\n\n{'Refunds take fourteen days. ' * 25}\n\n" for number in range(40))
     (tmp_path / "policy.md").write_text(rules)
@@ -114,7 +114,7 @@ def test_document_is_uploaded_searched_and_removed(
     expect(documents.get_by_role("listitem")).to_have_count(1)
     expect(documents).to_contain_text("handbook")
     check_axe(admin)
-    check_phone(browser, admin_gateway, "/knowledge", "policy.md")
+    check_phone(windows, admin_gateway, "/knowledge", "policy.md")
     page.get_by_label("Search documents").fill("refunds")
     page.get_by_label("Search documents").press("Enter")
     expect(page.get_by_role("list", name="Passages")).to_contain_text("Refunds take fourteen days.")
@@ -126,12 +126,12 @@ def test_document_is_uploaded_searched_and_removed(
     expect(page.get_by_text("No documents yet")).to_be_visible()
 
 
-def test_memory_is_edited_and_forgotten(browser: Browser, admin: Tab, admin_gateway: GatewayProcess) -> None:
+def test_memory_is_edited_and_forgotten(windows: Windows, admin: Tab, admin_gateway: GatewayProcess) -> None:
     page = admin.open("/memories").page
     memories = page.get_by_role("list", name="Memories")
     expect(memories.get_by_role("listitem")).to_have_count(3)
     check_axe(admin)
-    check_phone(browser, admin_gateway, "/memories", "Works in Oslo.")
+    check_phone(windows, admin_gateway, "/memories", "Works in Oslo.")
     oslo = memories.get_by_role("listitem").filter(has_text="Works in Oslo.")
     expect(oslo.get_by_role("link", name="Source chat")).to_be_visible()
     oslo.get_by_role("button", name="Edit").click()
@@ -148,7 +148,7 @@ def test_memory_is_edited_and_forgotten(browser: Browser, admin: Tab, admin_gate
 
 
 def test_mcp_server_is_added_inspected_approved_and_removed(
-    browser: Browser, admin: Tab, admin_gateway: GatewayProcess, mcp_server: Path, tmp_path: Path
+    windows: Windows, admin: Tab, admin_gateway: GatewayProcess, mcp_server: Path, tmp_path: Path
 ) -> None:
     page = admin.open("/settings/mcp").page
     admin.button("Add server").click()
@@ -173,7 +173,7 @@ def test_mcp_server_is_added_inspected_approved_and_removed(
     expect(servers).to_contain_text("Running")
     expect(servers).to_contain_text("2 tools")
     check_axe(admin)
-    check_phone(browser, admin_gateway, "/settings/mcp", "Running")
+    check_phone(windows, admin_gateway, "/settings/mcp", "Running")
 
 
 def test_mcp_server_in_the_file_is_edited_and_removed(
@@ -238,7 +238,7 @@ def wait_for_server(tab: Tab) -> None:
         tab.page.locator("[aria-label='MCP servers'], .empty-state").first.wait_for()
 
 
-def test_people_have_tokens_and_limits(browser: Browser, admin: Tab, admin_gateway: GatewayProcess) -> None:
+def test_people_have_tokens_and_limits(windows: Windows, admin: Tab, admin_gateway: GatewayProcess) -> None:
     page = admin.open("/settings/people").page
     expect(page.get_by_role("list", name="Users")).to_contain_text("owner")
     page.get_by_label("Name of the new user").fill("mara")
@@ -259,8 +259,8 @@ def test_people_have_tokens_and_limits(browser: Browser, admin: Tab, admin_gatew
     assert secret not in page.content()
     use_new_plan(admin)
     check_axe(admin)
-    check_phone(browser, admin_gateway, "/settings/people", "of 5")
-    accept_invitation(browser, admin)
+    check_phone(windows, admin_gateway, "/settings/people", "of 5")
+    accept_invitation(windows, admin)
     admin.button("Revoke laptop").click()
     page.get_by_role("dialog").get_by_role("button", name="Revoke").click()
     expect(tokens).not_to_contain_text("laptop")
@@ -277,7 +277,7 @@ def use_new_plan(admin: Tab) -> None:
     expect(page.get_by_text("of 5")).to_be_visible()
 
 
-def accept_invitation(browser: Browser, admin: Tab) -> None:
+def accept_invitation(windows: Windows, admin: Tab) -> None:
     """Invite a person, and accept the invitation in another browser."""
     page = admin.page
     page.get_by_label("Name of the new user").fill("zoe")
@@ -289,8 +289,7 @@ def accept_invitation(browser: Browser, admin: Tab) -> None:
     admin.button("Done").click()
     users = page.get_by_role("list", name="Users")
     expect(users).to_contain_text("invited until")
-    context = browser.new_context()
-    guest = context.new_page()
+    guest = next(windows.tabs(admin.gateway, **PHONE)).page
     guest.goto(link)
     guest.get_by_role("button", name="Accept invitation").click()
     expect(guest.get_by_role("heading", name="Welcome, zoe")).to_be_visible()
@@ -302,10 +301,9 @@ def accept_invitation(browser: Browser, admin: Tab) -> None:
     guest.goto(link)
     guest.get_by_role("button", name="Accept invitation").click()
     expect(guest.get_by_role("alert")).to_contain_text("was used or has expired")
-    context.close()
 
 
-def test_telegram_is_connected_and_a_person_paired(browser: Browser, admin: Tab, admin_gateway: GatewayProcess) -> None:
+def test_telegram_is_connected_and_a_person_paired(windows: Windows, admin: Tab, admin_gateway: GatewayProcess) -> None:
     page = admin.open("/settings/channels").page
     token = page.get_by_label("Bot token", exact=True)
     token.fill("7000001:wrong")
@@ -329,7 +327,7 @@ def test_telegram_is_connected_and_a_person_paired(browser: Browser, admin: Tab,
     people = page.get_by_role("list", name="Paired people")
     expect(people).to_contain_text("Mara")
     check_axe(admin)
-    check_phone(browser, admin_gateway, "/settings/channels", "Mara")
+    check_phone(windows, admin_gateway, "/settings/channels", "Mara")
     admin.button("Unpair Mara").click()
     page.get_by_role("dialog").get_by_role("button", name="Unpair").click()
     expect(people).to_have_count(0)

@@ -6,8 +6,8 @@ import re
 from typing import Any
 
 import pytest
-from browser import GatewayProcess, Tab, open_tabs, script
-from playwright.sync_api import Browser, Locator, expect
+from browser import GatewayProcess, Tab, Windows, script
+from playwright.sync_api import Locator, expect
 from websockets.sync.client import connect
 
 pytestmark = pytest.mark.slow
@@ -536,8 +536,8 @@ def test_stopped_run_keeps_its_partial_text(tab: Tab) -> None:
     expect(tab.page.locator(".stopped")).to_have_count(2)
 
 
-def test_message_sent_during_a_run_is_queued_in_every_tab(browser: Browser, gateway: GatewayProcess) -> None:
-    window = open_tabs(browser, gateway)
+def test_message_sent_during_a_run_is_queued_in_every_tab(gateway: GatewayProcess, windows: Windows) -> None:
+    window = windows.tabs(gateway)
     tab = next(window).open()
     tab.send(script([["call", "build", {"lines": 1}]]))
     tab.answers.last.wait_for()
@@ -553,8 +553,8 @@ def test_message_sent_during_a_run_is_queued_in_every_tab(browser: Browser, gate
         expect(each.page.locator(".user-message")).to_have_count(2)
 
 
-def test_steering_message_enters_the_running_turn_in_every_tab(browser: Browser, gateway: GatewayProcess) -> None:
-    window = open_tabs(browser, gateway)
+def test_steering_message_enters_the_running_turn_in_every_tab(gateway: GatewayProcess, windows: Windows) -> None:
+    window = windows.tabs(gateway)
     tab = next(window).open()
     tab.send(script([["call", "build", {"lines": 1}]]))
     tab.answers.last.wait_for()
@@ -597,8 +597,8 @@ def test_queued_message_is_cancelled(tab: Tab) -> None:
     expect(tab.page.locator(".user-message")).to_have_count(1)
 
 
-def test_second_tab_gets_the_token_and_stays_in_sync(browser: Browser, gateway: GatewayProcess) -> None:
-    window = open_tabs(browser, gateway)
+def test_second_tab_gets_the_token_and_stays_in_sync(gateway: GatewayProcess, windows: Windows) -> None:
+    window = windows.tabs(gateway)
     tab = next(window).open()
     tab.send("hello")
     tab.wait_for_answer("You wrote: hello")
@@ -672,8 +672,8 @@ def test_session_keeps_its_draft_and_is_exported_archived_and_found(tab: Tab) ->
     tab.wait_for_answer("You wrote: about fjords")
 
 
-def test_deleted_session_says_so_in_another_tab(browser: Browser, gateway: GatewayProcess) -> None:
-    window = open_tabs(browser, gateway)
+def test_deleted_session_says_so_in_another_tab(gateway: GatewayProcess, windows: Windows) -> None:
+    window = windows.tabs(gateway)
     tab, other = next(window).open(), next(window)
     tab.send("hello")
     tab.wait_for_answer("You wrote: hello")

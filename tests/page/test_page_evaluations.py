@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from browser import PHONE, GatewayProcess, Tab, open_tabs
-from playwright.sync_api import Browser, expect
+from browser import PHONE, GatewayProcess, Tab, Windows
+from playwright.sync_api import expect
 
 from atlas_agents.evaluation import CallMade, Evaluation, Result, ResultFile, Score
 
@@ -70,9 +70,9 @@ def test_evaluation_shows_cases_models_and_differences(tab: Tab) -> None:
     assert tab.errors == []
 
 
-def test_evaluation_fits_a_phone(browser: Browser, gateway: GatewayProcess) -> None:
+def test_evaluation_fits_a_phone(gateway: GatewayProcess, windows: Windows) -> None:
     store(gateway.home, "first", "time", 1_700_000_000_000)
-    tab = next(open_tabs(browser, gateway, **PHONE)).open("/activity/evaluations")
+    tab = next(windows.tabs(gateway, **PHONE)).open("/activity/evaluations")
     expect(tab.page.get_by_text("ten tool calls")).to_be_visible()
     assert tab.fits_width()
     tab.open("/activity/evaluations/first")

@@ -4,8 +4,8 @@ import json
 import re
 
 import pytest
-from browser import PHONE, GatewayProcess, Tab, open_tabs, script
-from playwright.sync_api import Browser, Locator, expect
+from browser import PHONE, GatewayProcess, Tab, Windows, script
+from playwright.sync_api import Locator, expect
 
 pytestmark = pytest.mark.slow
 ENDLESS = script([["pause", 3600]])
@@ -37,8 +37,8 @@ def check_layout(tab: Tab, state: str) -> None:
     assert tab.fits_width(), state
 
 
-def test_job_is_listed_cancelled_and_retried_live(browser: Browser, gateway: GatewayProcess) -> None:
-    window = open_tabs(browser, gateway)
+def test_job_is_listed_cancelled_and_retried_live(gateway: GatewayProcess, windows: Windows) -> None:
+    window = windows.tabs(gateway)
     tab, other = next(window).open(), next(window).open("/jobs")
     expect(other.page.get_by_role("heading", name="No jobs yet")).to_be_visible()
     delegate(tab, ENDLESS, priority="urgent", deadline="2 hours")
@@ -132,8 +132,8 @@ def test_schedule_is_created_paused_run_and_deleted(tab: Tab) -> None:
     expect(page.get_by_role("heading", name="No schedules yet")).to_be_visible()
 
 
-def test_jobs_are_accessible_and_fit_on_a_phone(browser: Browser, gateway: GatewayProcess) -> None:
-    tab = next(open_tabs(browser, gateway, color_scheme="dark", **PHONE)).open("/jobs")
+def test_jobs_are_accessible_and_fit_on_a_phone(gateway: GatewayProcess, windows: Windows) -> None:
+    tab = next(windows.tabs(gateway, color_scheme="dark", **PHONE)).open("/jobs")
     page = tab.page
     expect(page.get_by_role("heading", level=1)).to_be_visible()
     check_layout(tab, "no jobs")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import ROOT, GatewayProcess, Tab, open_tabs, script
+from browser import ROOT, GatewayProcess, Tab, Windows, open_tabs, script
 from playwright.sync_api import Browser, expect
 
 from atlas_agents.core.messages import ToolCall, ToolResult, assistant, tool, user
@@ -108,14 +108,14 @@ async def store_session(home: Path, count: int) -> None:
 
 @pytest.mark.timeout(600)
 def test_session_of_2000_messages_scrolls_smoothly(
-    browser: Browser, gateway: GatewayProcess, record_property: Callable[[str, object], None]
+    gateway: GatewayProcess, windows: Windows, record_property: Callable[[str, object], None]
 ) -> None:
     """600 pixels per frame, from the last message to the first. The CPU time of the page counts, not the time of a
     frame: the browser draws without a GPU, and other tests run on the same cores. The test report
     (`--junitxml`) records both."""
     with ThreadPoolExecutor() as executor:  # Playwright runs an event loop on this thread
         executor.submit(asyncio.run, store_session(gateway.home, 2000)).result()
-    tab = next(open_tabs(browser, gateway)).open("/c/long")
+    tab = next(windows.tabs(gateway)).open("/c/long")
     expect(tab.answers.last).to_contain_text("message 1999")
     assert tab.page.locator(".item").count() < 60
     session = measure_cpu(tab)
@@ -133,7 +133,6 @@ def test_session_of_2000_messages_scrolls_smoothly(
     assert tab.page.evaluate("document.querySelectorAll('*').length") < 4000
     tab.button("Scroll to latest").click()
     expect(tab.answers.last).to_contain_text("message 1999")
-    tab.context.close()
 
 
 CODE = """

@@ -1,9 +1,7 @@
 """The permissions of the page: the matrix, what-if before saving, widening, conflicts, and the list on a phone."""
 
-from pathlib import Path
-
-from browser import HERE, PHONE, Tab, open_tabs, running_gateway
-from playwright.sync_api import Browser, expect
+from browser import PHONE, GatewayProcess, Windows
+from playwright.sync_api import expect
 from workspace_gateway import MARA
 
 
@@ -11,36 +9,35 @@ def cell(tool: str, subject: str) -> str:
     return f"select[aria-label^='{tool}, {subject}']"
 
 
-def test_permissions_are_tried_saved_and_kept_from_a_conflict(browser: Browser, tmp_path: Path) -> None:
-    file = tmp_path / "permissions.toml"
-    with running_gateway(tmp_path, HERE / "workspace_gateway.py") as gateway:
-        tab = next(open_tabs(browser, gateway)).open("/settings/permissions")
-        page = tab.page
-        write = page.locator(cell("file_write", "Archy"))
-        expect(write).to_have_attribute("title", "From Everyone")
-        expect(write.locator("option:checked")).to_have_text("· Ask")
-        write.press("3")
-        bar = page.get_by_role("region", name="Unsaved changes")
-        expect(bar).to_contain_text("1 change. No recorded calls are affected.")
+def test_permissions_are_tried_saved_and_kept_from_a_conflict(workspace: GatewayProcess, windows: Windows) -> None:
+    file = workspace.home / "permissions.toml"
+    tab = next(windows.tabs(workspace)).open("/settings/permissions")
+    page = tab.page
+    write = page.locator(cell("file_write", "Archy"))
+    expect(write).to_have_attribute("title", "From Everyone")
+    expect(write.locator("option:checked")).to_have_text("· Ask")
+    write.press("3")
+    bar = page.get_by_role("region", name="Unsaved changes")
+    expect(bar).to_contain_text("1 change. No recorded calls are affected.")
 
-        hers = Tab(browser.new_context(**PHONE), gateway)
-        hers.page.goto(f"{gateway.url}/settings/permissions#token={MARA}")
-        hers.page.locator(cell("remember", "Everyone")).select_option("ask")
-        hers.button("Save").tap()
-        expect(hers.page.get_by_text("Saved. The new permissions apply now.")).to_be_visible()
+    hers = next(windows.tabs(workspace, **PHONE))
+    hers.page.goto(f"{workspace.url}/settings/permissions#token={MARA}")
+    hers.page.locator(cell("remember", "Everyone")).select_option("ask")
+    hers.button("Save").tap()
+    expect(hers.page.get_by_text("Saved. The new permissions apply now.")).to_be_visible()
 
-        conflict = page.get_by_role("alert").filter(has_text="mara changed this")
-        expect(conflict).to_contain_text("Your edits are kept.")
-        conflict.get_by_role("button", name="Overwrite").click()
-        expect(page.get_by_text("Saved. The new permissions apply now.")).to_be_visible()
-        expect(page.locator(cell("remember", "Everyone")).locator("option:checked")).to_have_text("Ask")
-        assert file.read_text() == '[tools.remember]\nask = ["*"]\n\n[tools.file_write]\nno = ["archy"]\n'
+    conflict = page.get_by_role("alert").filter(has_text="mara changed this")
+    expect(conflict).to_contain_text("Your edits are kept.")
+    conflict.get_by_role("button", name="Overwrite").click()
+    expect(page.get_by_text("Saved. The new permissions apply now.")).to_be_visible()
+    expect(page.locator(cell("remember", "Everyone")).locator("option:checked")).to_have_text("Ask")
+    assert file.read_text() == '[tools.remember]\nask = ["*"]\n\n[tools.file_write]\nno = ["archy"]\n'
 
-        write.select_option("yes")
-        tab.button("Save").click()
-        dialog = page.get_by_role("dialog")
-        expect(dialog).to_contain_text("This allows more than now: file_write for Archy.")
-        dialog.get_by_role("button", name="Allow without asking").click()
-        expect(bar).to_be_hidden()
-        assert 'yes = ["archy"]' in file.read_text()
-        assert tab.errors == [] and hers.errors == []
+    write.select_option("yes")
+    tab.button("Save").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("This allows more than now: file_write for Archy.")
+    dialog.get_by_role("button", name="Allow without asking").click()
+    expect(bar).to_be_hidden()
+    assert 'yes = ["archy"]' in file.read_text()
+    assert tab.errors == [] and hers.errors == []

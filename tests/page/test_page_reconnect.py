@@ -1,7 +1,7 @@
 """Lost connections and reloads: nothing is lost or duplicated. Tokens: where they are stored and sent."""
 
 import pytest
-from browser import GatewayProcess, Tab, open_tabs, script
+from browser import GatewayProcess, Tab, Windows, open_tabs, script
 from playwright.sync_api import Browser, expect
 
 pytestmark = pytest.mark.slow
@@ -85,8 +85,8 @@ def test_second_killed_gateway_does_not_duplicate_text(tab: Tab) -> None:
     expect_whole_answer(tab)
 
 
-def test_invalid_token_is_rejected_and_a_valid_one_accepted(browser: Browser, gateway: GatewayProcess) -> None:
-    tab = next(open_tabs(browser, gateway))
+def test_invalid_token_is_rejected_and_a_valid_one_accepted(gateway: GatewayProcess, windows: Windows) -> None:
+    tab = next(windows.tabs(gateway))
     tab.page.goto(f"{gateway.url}/#token=wrong")
     expect(tab.page.get_by_role("alert")).to_have_text("That token isn’t valid.")
     assert "token" not in tab.page.url
@@ -96,14 +96,14 @@ def test_invalid_token_is_rejected_and_a_valid_one_accepted(browser: Browser, ga
     tab.wait_until_connected()
 
 
-def test_browser_stays_signed_in_until_it_signs_out(browser: Browser, gateway: GatewayProcess) -> None:
-    window = open_tabs(browser, gateway)
+def test_browser_stays_signed_in_until_it_signs_out(gateway: GatewayProcess, windows: Windows) -> None:
+    window = windows.tabs(gateway)
     tab, other = next(window).open(), next(window)
     other.page.goto(gateway.url)  # the cookie is enough
     other.wait_until_connected()
     [cookie] = [each for each in tab.context.cookies() if each.get("name") == f"atlas_{gateway.port}"]
     assert cookie.get("httpOnly") and cookie.get("sameSite") == "Strict" and cookie.get("expires", 0) > 0
-    stranger = next(open_tabs(browser, gateway)).open("/settings/devices")
+    stranger = next(windows.tabs(gateway)).open("/settings/devices")
     devices = stranger.page.locator(".devices li")
     expect(devices).to_have_count(2)
     expect(devices.filter(has_text="this device")).to_have_count(1)

@@ -6,13 +6,12 @@ import socket
 from collections.abc import Callable, Generator
 from html import escape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from threading import Condition, Thread
 from typing import Any
 from urllib.parse import urlencode
 
 import pytest
-from browser import ROOT, TIMEOUT, VIEWS, GatewayProcess, Tab, open_tabs, open_window, running_gateway, script
+from browser import ROOT, TIMEOUT, VIEWS, GatewayProcess, Tab, Windows, open_window, script
 from payloads import SCRIPTS, attack_document, image_payloads
 from playwright.sync_api import Browser, expect
 
@@ -231,15 +230,14 @@ def test_content_security_policy_blocks_injected_elements(tab: Tab, canary: Cana
     assert no_script_ran(tab)
 
 
-def test_page_sends_requests_only_to_its_own_gateway(browser: Browser, tmp_path: Path) -> None:
-    with running_gateway(tmp_path) as gateway:
-        tab = next(open_tabs(browser, gateway)).open()
-        for view in VIEWS:
-            tab.open_view(view)
-            expect(tab.page.locator(".view h1")).to_be_visible()
-        assert all(url.startswith(gateway.url) for url in tab.requests), tab.requests
-        assert len(tab.requests) < 120
-        assert not any(url.endswith((".woff", ".woff2", ".ttf")) for url in tab.requests)
+def test_page_sends_requests_only_to_its_own_gateway(gateway: GatewayProcess, windows: Windows) -> None:
+    tab = next(windows.tabs(gateway)).open()
+    for view in VIEWS:
+        tab.open_view(view)
+        expect(tab.page.locator(".view h1")).to_be_visible()
+    assert all(url.startswith(gateway.url) for url in tab.requests), tab.requests
+    assert len(tab.requests) < 120
+    assert not any(url.endswith((".woff", ".woff2", ".ttf")) for url in tab.requests)
 
 
 def test_no_source_file_creates_html_from_text() -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import HERE, PHONE, TIMEOUT, Tab, install_weights, open_tabs, running_gateway
-from playwright.sync_api import Browser, expect
+from browser import HERE, PHONE, TIMEOUT, Tab, Windows, install_weights, running_gateway
+from playwright.sync_api import expect
 
 from atlas_agents.local.download import checksum
 from atlas_agents.local.models import file_size
@@ -21,14 +21,14 @@ KEY = "sk-test-0123456789abcdef4f2a"
 
 
 @contextmanager
-def open_first_start(browser: Browser, home: Path, **setup: Any) -> Generator[Tab]:
+def open_first_start(windows: Windows, home: Path, port: int, **setup: Any) -> Generator[Tab]:
     """Start a gateway with a new home folder, and open its page."""
     (home / "setup.json").write_text(json.dumps(setup))
-    with running_gateway(home, HERE / "setup_gateway.py") as gateway:
-        tab = next(open_tabs(browser, gateway)).open()
+    with running_gateway(home, HERE / "setup_gateway.py", port) as gateway:
+        tab = next(windows.tabs(gateway)).open()
         yield tab
         assert tab.errors == []
-        tab.context.close()
+        windows.release()
 
 
 def choose(tab: Tab, label: str, option: str) -> None:
@@ -41,11 +41,11 @@ def serious_violations(tab: Tab) -> list[dict[str, str]]:
 
 
 @pytest.mark.timeout(180)
-def test_key_is_pasted_tested_and_used(weights: Path, browser: Browser, tmp_path: Path) -> None:
+def test_key_is_pasted_tested_and_used(weights: Path, windows: Windows, tmp_path: Path, port: int) -> None:
     with run_model_server(lambda request: Reply(f"{request.model} says hello")) as vendor:
         vendor.key = KEY
         install_weights(tmp_path, weights)
-        with open_first_start(browser, tmp_path) as tab:
+        with open_first_start(windows, tmp_path, port) as tab:
             paste_key(tab, vendor.url)
             run_set_up(tab)
             manage_models(tab, vendor.url)
@@ -178,13 +178,13 @@ class HeldFile:
                 thread.join(TIMEOUT)
 
 
-def test_person_without_a_key_downloads_a_model(weights: Path, browser: Browser, tmp_path: Path) -> None:
+def test_person_without_a_key_downloads_a_model(weights: Path, windows: Windows, tmp_path: Path, port: int) -> None:
     install_weights(tmp_path, weights)
     (tmp_path / "workspace").mkdir()
     (tmp_path / "workspace" / "AGENTS.md").write_text("## assistant\nTools: none\n")  # reading them takes long
     with HeldFile(weights).served() as file:
         model = {"url": file.url, "size": file.size, "sha256": checksum(weights)}
-        with open_first_start(browser, tmp_path, model=model) as tab:
+        with open_first_start(windows, tmp_path, port, model=model) as tab:
             card = tab.page.get_by_role("region", name="Choose a model")
             card.get_by_role("button", name="Download").click()
             expect(card).to_contain_text("49 MB of 98 MB")

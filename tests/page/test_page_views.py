@@ -4,8 +4,8 @@ import subprocess
 import sys
 
 import pytest
-from browser import PHONE, ROOT, VIEWS, GatewayProcess, Tab, open_tabs, script
-from playwright.sync_api import Browser, expect
+from browser import PHONE, ROOT, VIEWS, GatewayProcess, Tab, Windows, script
+from playwright.sync_api import expect
 
 pytestmark = pytest.mark.slow
 
@@ -44,8 +44,8 @@ def test_agents_view_lists_the_agents_and_leads_to_the_permissions(tab: Tab) -> 
     expect(link).to_have_attribute("href", "/settings/permissions")
 
 
-def test_audit_log_is_live_filtered_and_verified(browser: Browser, gateway: GatewayProcess) -> None:
-    window = open_tabs(browser, gateway)
+def test_audit_log_is_live_filtered_and_verified(gateway: GatewayProcess, windows: Windows) -> None:
+    window = windows.tabs(gateway)
     tab, other = next(window).open(), next(window).open()
     other.open_view("audit")
     expect(other.page.get_by_text("No entries yet")).to_be_visible()
@@ -110,8 +110,8 @@ def background(tab: Tab) -> tuple[int, ...]:
     return tuple(int(part) for part in color.removeprefix("rgb(").removesuffix(")").split(","))
 
 
-def test_theme_follows_the_system_until_one_is_chosen(browser: Browser, gateway: GatewayProcess) -> None:
-    tab = next(open_tabs(browser, gateway, color_scheme="dark")).open()
+def test_theme_follows_the_system_until_one_is_chosen(gateway: GatewayProcess, windows: Windows) -> None:
+    tab = next(windows.tabs(gateway, color_scheme="dark")).open()
     assert max(background(tab)) < 60
     tab.page.locator(".user-button").click()
     expect(tab.page.get_by_role("menuitemradio", name="System")).to_be_checked()
@@ -122,8 +122,8 @@ def test_theme_follows_the_system_until_one_is_chosen(browser: Browser, gateway:
     tab.page.wait_for_function("() => document.documentElement.dataset.theme === 'light'")
 
 
-def test_phone_layout_does_not_scroll_sideways(browser: Browser, gateway: GatewayProcess) -> None:
-    tab = next(open_tabs(browser, gateway, **PHONE)).open()
+def test_phone_layout_does_not_scroll_sideways(gateway: GatewayProcess, windows: Windows) -> None:
+    tab = next(windows.tabs(gateway, **PHONE)).open()
     text = "a" * 200 + "\n\n```\n" + "long " * 60 + "\n```\n\n| a | b | c | d |\n|-|-|-|-|\n| " + "wide | " * 4
     tab.send(script([["text", text], ["call", "run_command", {"command": "x" * 300}]], [["text", "It continued."]]))
     tab.page.locator(".approval").wait_for()
@@ -207,8 +207,8 @@ def test_keyboard_shortcuts_open_search_and_a_new_chat(tab: Tab) -> None:
     tab.wait_for_answer("in two lines")
 
 
-def test_reduced_motion_disables_animations(browser: Browser, gateway: GatewayProcess) -> None:
-    tab = next(open_tabs(browser, gateway, reduced_motion="reduce")).open()
+def test_reduced_motion_disables_animations(gateway: GatewayProcess, windows: Windows) -> None:
+    tab = next(windows.tabs(gateway, reduced_motion="reduce")).open()
     tab.send(script([["pause", 3600]]))
     dots = tab.page.locator(".working i").first
     dots.wait_for()
