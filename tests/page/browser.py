@@ -154,9 +154,15 @@ class Tab:
         self.page: Page = page or context.new_page()
         self.page.set_default_timeout(TIMEOUT * 1000)
         self.requests: list[str] = []
+        self._records_requests = False
+        self._system_theme: Literal["light", "dark"] | None = None
         self.errors: list[str] = []
-        self.page.on("request", self._add_request)
         self.page.on("pageerror", self._add_error)
+
+    def record_requests(self) -> None:
+        """Record the URL of each request from now on. Requests of other tests are not reported: that takes time."""
+        self._records_requests = True
+        self.page.on("request", self._add_request)
 
     def _add_request(self, request: Request) -> None:
         self.requests.append(request.url)
@@ -170,12 +176,14 @@ class Tab:
             if page is not self.page:
                 page.close()
         self.context.unroute_all()
-        self.page.remove_listener("request", self._add_request)
+        if self._records_requests:
+            self.page.remove_listener("request", self._add_request)
         self.page.remove_listener("pageerror", self._add_error)
         self.page.goto(f"{self.gateway.url}/logo.svg")  # of the same site, so that its process stays
         self.page.evaluate("sessionStorage.clear(), localStorage.clear()")
         self.context.clear_cookies()
-        self.page.emulate_media(color_scheme=theme)
+        if self._system_theme not in (None, theme):
+            self.page.emulate_media(color_scheme=theme)
         if self.page.viewport_size != viewport:
             self.page.set_viewport_size(viewport)
 
@@ -233,6 +241,7 @@ class Tab:
 
     def set_system_theme(self, theme: Literal["light", "dark"]) -> None:
         """Have the system prefer a theme, and wait until the page follows."""
+        self._system_theme = theme
         self.page.emulate_media(color_scheme=theme)
         self.page.locator(f"html[data-theme='{theme}']").wait_for()
 

@@ -121,10 +121,12 @@ def test_browser_stays_signed_in_until_it_signs_out(gateway: GatewayProcess, win
 
 
 def test_token_is_removed_from_the_url_and_not_stored(browser: Browser, gateway: GatewayProcess) -> None:
-    tab = next(open_tabs(browser, gateway)).open()
+    tab = next(open_tabs(browser, gateway))
+    tab.record_requests()
+    tab.open()
     assert tab.gateway.token not in tab.page.url
     assert tab.page.evaluate("history.length") <= 3
-    assert all(tab.gateway.token not in url for url in tab.requests)
+    assert tab.requests and all(tab.gateway.token not in url for url in tab.requests)
     stored = tab.page.evaluate("[localStorage, sessionStorage, document.cookie].map(JSON.stringify).join()")
     assert tab.gateway.token not in stored and "atlas_" not in stored
 

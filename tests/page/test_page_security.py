@@ -102,6 +102,7 @@ def test_there_are_sixty_script_payloads() -> None:
 
 
 def test_no_script_runs_in_text_arguments_or_results(tab: Tab) -> None:
+    tab.record_requests()
     for start in range(0, len(SCRIPTS), 16):
         batch = SCRIPTS[start : start + 16]
         steps = [["reasoning", payload] for payload in batch[:4]] + [["text", "\n\n".join(batch)]]
@@ -123,27 +124,25 @@ def test_no_script_runs_in_text_arguments_or_results(tab: Tab) -> None:
     assert {url.split("/")[2] for url in tab.requests} == {f"127.0.0.1:{tab.gateway.port}"}
 
 
-@pytest.mark.parametrize("place", ["session name", "error", "tool name", "file name", "command", "url"])
-def test_no_script_runs_elsewhere(place: str, tab: Tab) -> None:
+def test_no_script_runs_elsewhere(tab: Tab) -> None:
     payload = "".join(SCRIPTS[4:12])
-    actions: dict[str, tuple[Callable[[], object], str]] = {
+    places: dict[str, tuple[Callable[[], object], str]] = {
         "session name": (lambda: tab.send(payload), ".chat-header h2"),
         "error": (lambda: tab.send(script([["fail", payload]])), ".failed"),
         "tool name": (lambda: tab.send(script([["call", "unknown" + payload[:40], {}]])), ".tool-call"),
         "file name": (lambda: attach_file(tab, payload), ".user-message .file"),
         "command": (lambda: tab.send(script([["call", "run_command", {"command": payload}]])), ".approval"),
+        "approvals": (lambda: tab.open_view("approvals"), ".approval"),
+        "audit log": (lambda: tab.open_view("audit"), "tbody tr.ant-table-row"),
         "url": (
             lambda: tab.page.goto(f"{tab.gateway.url}/c/%3Cimg%20src=x%20onerror=window.pwned=1%3E"),
             ".not-found",
         ),
     }
-    act, shown = actions[place]
-    act()
-    tab.page.locator(shown).first.wait_for()
-    assert no_script_ran(tab)
-    tab.open_view("audit")
-    tab.page.locator("tbody tr.ant-table-row, .empty-state").first.wait_for()
-    assert no_script_ran(tab)
+    for place, (act, shown) in places.items():
+        act()
+        tab.page.locator(shown).first.wait_for()
+        assert no_script_ran(tab), place
 
 
 def attach_file(tab: Tab, payload: str) -> None:
@@ -153,14 +152,17 @@ def attach_file(tab: Tab, payload: str) -> None:
 
 
 def test_no_image_or_style_sends_a_request_to_another_site(tab: Tab, canary: Canary) -> None:
-    for payload in image_payloads(canary.url):
-        run_script(tab, [["text", payload]])
-    run_script(tab, [["pace", 0.005], ["text", "\n\n".join(image_payloads(canary.url))]])
+    tab.record_requests()
+    payloads = image_payloads(canary.url)
+    texts = [[["text", payload], ["call", "get_weather", {"city": payload}]] for payload in payloads]
+    for start in range(0, len(texts), 8):  # a call ends a text, so that each is parsed alone
+        run_script(tab, *texts[start : start + 8], [["text", "No more."]])
+    run_script(tab, [["pace", 0.005], ["text", "\n\n".join(payloads)]])
     tab.page.reload()
     tab.answers.last.wait_for()
     tab.page.evaluate(LOADS_FINISHED)
     assert canary.visits == []
-    assert all(url.startswith(tab.gateway.url) for url in tab.requests)
+    assert tab.requests and all(url.startswith(tab.gateway.url) for url in tab.requests)
     link = tab.page.locator(".markdown a", has_text="Image: x").last
     assert canary.url in (link.get_attribute("title") or "")
 
@@ -231,7 +233,9 @@ def test_content_security_policy_blocks_injected_elements(tab: Tab, canary: Cana
 
 
 def test_page_sends_requests_only_to_its_own_gateway(gateway: GatewayProcess, windows: Windows) -> None:
-    tab = next(windows.tabs(gateway)).open()
+    tab = next(windows.tabs(gateway))
+    tab.record_requests()
+    tab.open()
     for view in VIEWS:
         tab.open_view(view)
         expect(tab.page.locator(".view h1")).to_be_visible()

@@ -35,6 +35,7 @@ def test_long_output_is_followed_and_kept(tab: Tab) -> None:
 
 
 def test_image_is_shown_in_the_card_and_enlarged_on_click(tab: Tab) -> None:
+    tab.record_requests()
     tab.send(script([["call", "draw", {"title": "Sales"}]], [["text", "Drawn."]]))
     tab.wait_for_answer("Drawn.")
     tab.wait_until_idle()
@@ -56,7 +57,7 @@ def test_image_is_shown_in_the_card_and_enlarged_on_click(tab: Tab) -> None:
         assert len(result.inner_text()) < 200
         tab.page.reload()
         tab.wait_for_answer("Drawn.")
-    assert all(url.startswith((tab.gateway.url, "data:image/png")) for url in tab.requests)
+    assert tab.requests and all(url.startswith((tab.gateway.url, "data:image/png")) for url in tab.requests)
 
 
 def test_plan_steps_are_checked_off(tab: Tab) -> None:
