@@ -45,6 +45,14 @@ PHONE: dict[str, Any] = {"viewport": {"width": 390, "height": 780}, "has_touch":
 EXECUTABLES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 """The first is Chromium without windows, which takes half the CPU time."""
 MISSING = "The tests of the page need Chromium: install it (Debian: apt install chromium) and run them again."
+SCRIPT_ENGINE = (
+    "--no-opt",
+    "--no-maglev",
+    "--no-regexp-optimization",
+    "--no-regexp-tier-up",
+    "--min-semi-space-size=16",
+)
+"""The page of a test does not run long enough for code that is optimized, and needs fewer collections of garbage."""
 ARGUMENTS = (
     "--no-sandbox",
     "--disable-gpu",
@@ -53,6 +61,7 @@ ARGUMENTS = (
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
+    f"--js-flags={','.join(SCRIPT_ENGINE)}",
 )
 """Disable requests of the browser itself: the tests check every request that is made."""
 expect.set_options(timeout=TIMEOUT * 1000)
@@ -245,18 +254,25 @@ class Tab:
         self.page.emulate_media(color_scheme=theme)
         self.page.locator(f"html[data-theme='{theme}']").wait_for()
 
-    def axe_violations(self, rules: Sequence[str] | None = None) -> list[dict[str, str]]:
-        """Return the violations of all or some accessibility rules that axe finds, once animations have ended."""
+    def axe_violations(self, rules: Sequence[str] | None = None, *, minor: bool = False) -> list[dict[str, str]]:
+        """Return the serious and critical violations of all or some accessibility rules, once animations have ended.
+
+        With `minor`, the result includes other violations.
+        """
         self.wait_for_animations()
         if not self.page.evaluate("'axe' in window"):
             self.page.evaluate(AXE.read_text(encoding="utf-8"))
-        options: dict[str, Any] = {"resultTypes": ["violations"], **({"runOnly": list(rules)} if rules else {})}
-        check = """async (options) => {
-          const { violations } = await axe.run(document, options);
+        check = """async ({ rules, impacts }) => {
+          const chosen = axe._audit.rules.filter(({ id, enabled, impact, tags }) =>
+            rules ? rules.includes(id) : enabled && impacts.includes(impact) && !tags.includes("experimental"));
+          const runOnly = chosen.map(({ id }) => id);
+          const { violations } = await axe.run(document, { runOnly, resultTypes: ["violations"] });
           const describe = (node) => `${node.target} ${node.failureSummary}`;
-          return violations.map(({ id, impact, nodes }) => ({ id, impact, nodes: nodes.map(describe).join(" | ") }));
+          return violations.filter(({ impact }) => impacts.includes(impact))
+            .map(({ id, impact, nodes }) => ({ id, impact, nodes: nodes.map(describe).join(" | ") }));
         }"""
-        return self.page.evaluate(check, options)
+        impacts = ["serious", "critical", *(["moderate", "minor"] if minor else [])]
+        return self.page.evaluate(check, {"rules": rules and list(rules), "impacts": impacts})
 
     def fits_width(self) -> bool:
         """Return whether the page does not scroll sideways."""

@@ -30,8 +30,7 @@ class AxeReport:
         self.tab.set_system_theme("light")
 
     def _check(self, state: str, rules: list[str] | None = None) -> None:
-        found = [each for each in self.tab.axe_violations(rules) if each["impact"] in ("serious", "critical")]
-        if found:
+        if found := self.tab.axe_violations(rules):
             self.violations[state] = found
 
 
