@@ -68,6 +68,21 @@ expect.set_options(timeout=TIMEOUT * 1000)
 ANIMATIONS_ENDED = """() => document.getAnimations().every((animation) =>
   animation.playState !== "running" || animation.effect?.getComputedTiming().iterations === Infinity)"""
 
+SIGN_OUT = """async () => {
+  const changed = Object.getOwnPropertyNames(window).filter((name) => !window.unchanged?.has(name));
+  const outside = [...document.querySelectorAll("body > :not(#root, noscript)")].filter((each) => each.innerText);
+  if (!window.unchanged || changed.length || outside.length || localStorage.length) return false;
+  await fetch("/api/session", { method: "DELETE" });
+  history.replaceState(null, "", "/signed-out");  // so that each URL that a test opens loads the page
+  return true;
+}"""
+SIGN_IN = """([path, token]) => {
+  history.pushState(null, "", path);
+  dispatchEvent(new PopStateEvent("popstate"));
+  location.hash = `token=${token}`;
+}"""
+REMEMBER_GLOBALS = 'window.unchanged = new Set([...Object.getOwnPropertyNames(window), "unchanged", "axe"])'
+
 
 def find_chromium() -> str:
     """Return the path of Chromium; RuntimeError if it is not installed."""
@@ -157,8 +172,11 @@ def script(*rounds: Any) -> str:
 class Tab:
     """A browser tab with the page, and the actions of a user in it."""
 
-    def __init__(self, context: BrowserContext, gateway: GatewayProcess, page: Page | None = None) -> None:
+    def __init__(
+        self, context: BrowserContext, gateway: GatewayProcess, page: Page | None = None, *, signed_out: bool = False
+    ) -> None:
         self.gateway = gateway
+        self._signed_out = signed_out
         self.context = context
         self.page: Page = page or context.new_page()
         self.page.set_default_timeout(TIMEOUT * 1000)
@@ -179,25 +197,39 @@ class Tab:
     def _add_error(self, error: Error) -> None:
         self.errors.append(str(error))
 
-    def leave(self, viewport: ViewportSize, theme: Literal["light", "dark"]) -> None:
-        """Leave an empty page for the next test: without other tabs, cookies, storage, listeners and emulation."""
+    def leave(self, viewport: ViewportSize, theme: Literal["light", "dark"]) -> bool:
+        """Leave an empty page for the next test: without other tabs, cookies, storage, listeners and emulation.
+
+        Return whether it is the page, signed out. It is another document if the test has changed what signing out
+        does not reset: globals, preferences, messages or elements outside the page.
+        """
         for page in self.context.pages:
             if page is not self.page:
                 page.close()
         self.context.unroute_all()
+        self.page.remove_listener("pageerror", self._add_error)
         if self._records_requests:
             self.page.remove_listener("request", self._add_request)
-        self.page.remove_listener("pageerror", self._add_error)
-        self.page.goto(f"{self.gateway.url}/logo.svg")  # of the same site, so that its process stays
+        signed_out = bool(self.page.evaluate(SIGN_OUT))
+        if signed_out:
+            self.page.get_by_label("Access token").wait_for()
+        else:
+            self.page.goto(f"{self.gateway.url}/logo.svg")  # of the same site, so that its process stays
         self.page.evaluate("sessionStorage.clear(), localStorage.clear()")
         self.context.clear_cookies()
         if self._system_theme not in (None, theme):
             self.page.emulate_media(color_scheme=theme)
         if self.page.viewport_size != viewport:
             self.page.set_viewport_size(viewport)
+        return signed_out
 
     def open(self, path: str = "/") -> "Tab":
-        self.page.goto(f"{self.gateway.url}{path}#token={self.gateway.token}")
+        """Sign in at a path: without loading the page again if it was signed out."""
+        if self._signed_out and self.page.url.startswith(self.gateway.url):
+            self.page.evaluate(SIGN_IN, [path, self.gateway.token])
+        else:
+            self.page.goto(f"{self.gateway.url}{path}#token={self.gateway.token}")
+        self._signed_out = False
         self.wait_until_connected()
         return self
 
@@ -297,13 +329,19 @@ class Windows:
 
     def __init__(self, browser: Browser) -> None:
         self.unused: dict[str, BrowserContext] = {}
+        self._signed_out = set[BrowserContext]()
         self._browser = browser
         self._used: list[tuple[dict[str, Any], list[Tab]]] = []
 
     def tabs(self, gateway: GatewayProcess, **options: Any) -> Iterator[Tab]:
         """Yield any number of tabs in one window with these options."""
-        context = self.unused.pop(json.dumps(options), None) or open_window(self._browser, **options)
-        tabs = [Tab(context, gateway, context.pages[0] if context.pages else None)]
+        context = self.unused.pop(json.dumps(options), None)
+        if context is None:
+            context = open_window(self._browser, **options)
+            context.add_init_script(REMEMBER_GLOBALS)
+        page = context.pages[0] if context.pages else None
+        tabs = [Tab(context, gateway, page, signed_out=context in self._signed_out)]
+        self._signed_out.discard(context)
         self._used.append((options, tabs))
         while True:
             yield tabs[-1]
@@ -314,7 +352,8 @@ class Windows:
         while self._used:
             options, (tab, *_) = self._used.pop()
             with suppress(Error):  # otherwise the window is not used again: the gateway may have ended
-                tab.leave(options.get("viewport", DESKTOP), options.get("color_scheme", "light"))
+                if tab.leave(options.get("viewport", DESKTOP), options.get("color_scheme", "light")):
+                    self._signed_out.add(tab.context)
                 self.unused[json.dumps(options)] = tab.context
 
 

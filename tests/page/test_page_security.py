@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 import pytest
-from browser import ROOT, TIMEOUT, VIEWS, GatewayProcess, Tab, Windows, open_window, script
+from browser import ROOT, TIMEOUT, VIEWS, GatewayProcess, Tab, open_tabs, open_window, script
 from payloads import SCRIPTS, attack_document, image_payloads
 from playwright.sync_api import Browser, expect
 
@@ -232,8 +232,8 @@ def test_content_security_policy_blocks_injected_elements(tab: Tab, canary: Cana
     assert no_script_ran(tab)
 
 
-def test_page_sends_requests_only_to_its_own_gateway(gateway: GatewayProcess, windows: Windows) -> None:
-    tab = next(windows.tabs(gateway))
+def test_page_sends_requests_only_to_its_own_gateway(gateway: GatewayProcess, browser: Browser) -> None:
+    tab = next(open_tabs(browser, gateway))
     tab.record_requests()
     tab.open()
     for view in VIEWS:
