@@ -71,7 +71,8 @@ ANIMATIONS_ENDED = """() => document.getAnimations().every((animation) =>
 SIGN_OUT = """async () => {
   const changed = Object.getOwnPropertyNames(window).filter((name) => !window.unchanged?.has(name));
   const outside = [...document.querySelectorAll("body > :not(#root, noscript)")].filter((each) => each.innerText);
-  if (!window.unchanged || changed.length || outside.length || localStorage.length) return false;
+  if (!document.querySelector("#root > .layout") || changed.length || outside.length || localStorage.length)
+    return false;
   await fetch("/api/session", { method: "DELETE" });
   history.replaceState(null, "", "/signed-out");  // so that each URL that a test opens loads the page
   return true;
@@ -200,8 +201,8 @@ class Tab:
     def leave(self, viewport: ViewportSize, theme: Literal["light", "dark"]) -> bool:
         """Leave an empty page for the next test: without other tabs, cookies, storage, listeners and emulation.
 
-        Return whether it is the page, signed out. It is another document if the test has changed what signing out
-        does not reset: globals, preferences, messages or elements outside the page.
+        Return whether it is the page, signed out. It is another document if the test has not signed in, or changed
+        what signing out does not reset: globals, preferences, messages or elements outside the page.
         """
         for page in self.context.pages:
             if page is not self.page:
