@@ -82,7 +82,9 @@ SIGN_IN = """([path, token]) => {
   dispatchEvent(new PopStateEvent("popstate"));
   location.hash = `token=${token}`;
 }"""
-REMEMBER_GLOBALS = 'window.unchanged = new Set([...Object.getOwnPropertyNames(window), "unchanged", "axe"])'
+REMEMBER_GLOBALS = """window.unchanged = new Set(
+  [...Object.getOwnPropertyNames(window), "unchanged", "axe", "__core-js_shared__"]  // axe can stay
+)"""
 
 
 def find_chromium() -> str:
@@ -218,6 +220,7 @@ class Tab:
             self.page.goto(f"{self.gateway.url}/logo.svg")  # of the same site, so that its process stays
         self.page.evaluate("sessionStorage.clear(), localStorage.clear()")
         self.context.clear_cookies()
+        self.page.mouse.move(0, 0)  # what it hovers has other colours
         if self._system_theme not in (None, theme):
             self.page.emulate_media(color_scheme=theme)
         if self.page.viewport_size != viewport:
