@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from browser import PHONE, Windows, install_weights
+from browser import PHONE, install_weights, open_tabs
 from journey import (
     MOST_CLICKS,
     LocalServer,
@@ -15,6 +15,7 @@ from journey import (
     start_with_key,
     start_without_key,
 )
+from playwright.sync_api import Browser
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -25,31 +26,24 @@ def home(weights: Path, tmp_path: Path) -> Path:
     return tmp_path / "home"
 
 
-def test_new_user_with_a_key_needs_25_clicks(home: Path, windows: Windows, tmp_path: Path, port: int) -> None:
-    with (
-        served(OpenAIAccount(then=answer_as_assistant)) as vendor,
-        installed_gateway(home, ATLAS_PORT=str(port)) as gateway,
-    ):
-        tab = next(windows.tabs(gateway))
+def test_new_user_with_a_key_needs_25_clicks(home: Path, browser: Browser, tmp_path: Path) -> None:
+    with served(OpenAIAccount(then=answer_as_assistant)) as vendor, installed_gateway(home) as gateway:
+        tab = next(open_tabs(browser, gateway))
         user = NewUser(tab, tmp_path)
         start_with_key(user, gateway, vendor.address)
         assert user.clicks <= MOST_CLICKS
         assert vendor.refusals == [] and tab.errors == []
-        windows.release()
 
 
-def test_new_user_without_a_key_needs_25_taps_on_a_phone(
-    home: Path, windows: Windows, tmp_path: Path, port: int
-) -> None:
+def test_new_user_without_a_key_needs_25_taps_on_a_phone(home: Path, browser: Browser, tmp_path: Path) -> None:
     with (
         served(LocalServer(then=answer_as_assistant)) as server,
-        installed_gateway(home, ATLAS_PORT=str(port), VLLM_BASE_URL=server.address) as gateway,
+        installed_gateway(home, VLLM_BASE_URL=server.address) as gateway,
     ):
-        tab = next(windows.tabs(gateway, color_scheme="dark", **PHONE))
+        tab = next(open_tabs(browser, gateway, color_scheme="dark", **PHONE))
         steps: dict[str, bool] = {}
         user = NewUser(tab, tmp_path, lambda name: steps.update({name: tab.fits_width()}))
         start_without_key(user, gateway)
         assert user.clicks <= MOST_CLICKS
         assert set(steps.values()) == {True}, steps
         assert server.refusals == [] and tab.errors == []
-        windows.release()
