@@ -56,5 +56,6 @@ class EvidenceLog:
 
 
 def read(path: Path) -> list[LogEntry]:
-    """Return all entries; none if there is no file."""
-    return [_decoder.decode(line) for line in path.read_bytes().splitlines()] if path.exists() else []
+    """Return all entries; none if there is no file. What another process is writing now is not read yet."""
+    *lines, _ = path.read_bytes().split(b"\n") if path.exists() else [b""]
+    return [_decoder.decode(line) for line in lines]

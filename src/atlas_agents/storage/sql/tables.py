@@ -206,7 +206,7 @@ def message_number(tenant: str, session: str, id: str) -> int:
     return 1 << 62 | int.from_bytes(hashlib.blake2b(key, digest_size=8).digest()) >> 2
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=64)
 def run_key(run_id: str) -> str:
     """Return the name of a run in the journal and the events of Postgres, where each row and each entry of an index
     repeats it: 15 characters of an id that begins with the time (UUID version 7), any other id as it is.
