@@ -196,8 +196,8 @@ class Queue:
     async def enqueue_orphans(self, connection: psycopg.AsyncConnection[Any], connected_for: float) -> list[str]:
         """Enqueue runs that are ready but in no queue and return their ids.
 
-        None if a worker that is alive has sent no heartbeat in the seconds since this process connected: Postgres may
-        have crashed before, and a worker puts back its jobs before its next heartbeat.
+        Nothing is enqueued until every worker that is alive has sent a heartbeat since this process connected: Postgres
+        may have crashed before that, and a worker puts back its jobs before its next heartbeat.
         """
         async with connection.transaction():
             await connection.execute(sql.SQL("SET LOCAL search_path = {}").format(sql.Identifier(self._schema)))
