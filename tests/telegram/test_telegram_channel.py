@@ -76,6 +76,18 @@ async def test_refusal_is_sent_to_the_user_with_its_reason(tmp_path: Path) -> No
         await setup.double.until(lambda: [each.text for each in ana.sees] == shown)
 
 
+async def test_answers_of_a_session_are_sent_in_order(tmp_path: Path) -> None:
+    async with channel_setup(tmp_path, says("One."), says("Two.")) as setup, setup.channel():
+        ana = setup.double.person(42, "Ana")
+        await setup.pair(ana)
+        setup.double.faults.append(Fault("sendMessage", retry_after=1))
+        ana.says("first")
+        await setup.double.until(lambda: not setup.double.faults)
+        ana.says("second")
+        await setup.double.until(lambda: len(ana.sees) == 2)
+        assert [each.text for each in ana.sees] == ["One.", "Two."]
+
+
 async def test_users_token_opens_only_their_own_sessions(tmp_path: Path) -> None:
     async with channel_setup(tmp_path, says("Hello.")) as setup:
         tokens = setup.gateway.hub.tokens

@@ -9,6 +9,7 @@ state saved. An update that is processed twice because of a crash has the same i
 import asyncio
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, Protocol, TypeAlias
@@ -71,6 +72,7 @@ class UserSession:
         self._timing = timing
         self._feeds: dict[str, SessionFeed] = {}
         self._deliveries: dict[str, Delivery] = {}
+        self._delivery_locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._resumed: set[str] = set()
         self._tasks = BackgroundTasks("Telegram user")
         self._lock = asyncio.Lock()
@@ -176,7 +178,8 @@ class UserSession:
             self._tasks.spawn(self._deliver(delivery))
 
     async def _deliver(self, delivery: Delivery) -> None:
-        await delivery.run()
+        async with self._delivery_locks[delivery.pending.session]:  # an answer is sent after those before it
+            await delivery.run()
         del self._deliveries[delivery.run_id]
         await self._close_unused_feeds()
 
@@ -185,6 +188,7 @@ class UserSession:
         used = {self.active.session, *(each.pending.session for each in self._deliveries.values())}
         for session in [session for session in self._feeds if session not in used]:
             with suppress(GatewayError):
+                self._delivery_locks.pop(session, None)
                 await self._feeds.pop(session).close()
 
 
