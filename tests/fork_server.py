@@ -323,6 +323,8 @@ def _load(script: Path, folders: Sequence[Path]) -> None:
             else:
                 with contextlib.suppress(ImportError):
                     getattr(importlib.import_module(module), name, None)  # it may be imported lazily
+    if (stores := sys.modules.get("atlas_agents.storage.sqlite_files")) is not None:
+        stores._empty_file()  # the content of a new database, which each program would build
     gc.collect()
     gc.freeze()
 

@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import errno
 import json
+import os
 import re
 import sqlite3
 import stat
@@ -459,15 +461,39 @@ async def test_interrupted_move_to_compact_rows_continues_without_loss(
 
 async def test_new_database_has_the_schema_of_a_migrated_one(tmp_path: Path) -> None:
     found: list[set[tuple[str, ...]]] = []
-    for name in ("new.db", "migrated.db"):
+    for name in ("new.db", "migrated.db", "empty.db"):
         if name == "migrated.db":
             database_of_schema(_COMPACT - 1, tmp_path / name)
+        if name == "empty.db":
+            (tmp_path / name).touch()  # it is filled instead of created
         store = SqliteStore(tmp_path / name)
         await store.open()
         await store.close()
         with contextlib.closing(sqlite3.connect(tmp_path / name)) as connection:
             found.append(set(connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master")))
-    assert found[0] == found[1] and len(found[0]) > 50
+    assert found[0] == found[1] == found[2] and len(found[0]) > 50
+    assert set(os.listdir(tmp_path)) == {"new.db", "migrated.db", "empty.db"}
+
+
+async def test_new_database_on_a_disk_without_hard_links_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_link(source: Path, target: Path) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted", str(source))
+
+    found: list[dict[str, object]] = []
+    for name in ("linked.db", "filled.db"):
+        store = SqliteStore(tmp_path / name)
+        await store.open()
+        await store.close()
+        with contextlib.closing(sqlite3.connect(tmp_path / name)) as connection:
+            pragmas = ("application_id", "user_version", "page_size", "journal_mode", "encoding", "auto_vacuum")
+            found.append({each: connection.execute(f"PRAGMA {each}").fetchone()[0] for each in pragmas})
+            found[-1]["checksums"] = connection.execute("SELECT * FROM schema_checksums").fetchall()
+            found[-1]["schema"] = set(connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master"))
+        monkeypatch.setattr(os, "link", no_link)
+    assert found[0] == found[1] and found[0]["journal_mode"] == "wal"
+    assert set(os.listdir(tmp_path)) == {"linked.db", "filled.db"}
 
 
 def read_messages(path: Path) -> list[tuple[str, ...]]:

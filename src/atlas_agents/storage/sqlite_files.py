@@ -137,6 +137,17 @@ def _empty_database() -> sqlite3.Connection:
     return connection
 
 
+@cache
+def _empty_file() -> bytes:
+    """Return the content of an empty database file with a write-ahead log, to write instead of migrating each."""
+    with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        connection.execute(f"PRAGMA page_size = {_PAGE_SIZE:d}")
+        _migrate(connection, Path(":memory:"))
+        content = bytearray(connection.serialize())
+    content[18:20] = b"\2\2"  # the header's versions for writing and reading: both with a log
+    return bytes(content)
+
+
 def file_identity(path: Path) -> tuple[int, int] | None:
     """Return device and inode of the file at the path, if any. They change when the file is moved or replaced."""
     try:
@@ -177,9 +188,22 @@ def _create_file(path: Path, *, must_exist: bool) -> None:
         raise StoreError(f"database {path} is missing, but existed before: restore it; no new one was created")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if hasattr(sqlite3.Connection, "serialize"):  # some builds of SQLite lack it
+            with contextlib.suppress(StoreError):  # no space or no hard links: SQLite fills the file, or says why not
+                _create_from_template(path)
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     except OSError as error:
         raise StoreError(f"cannot create database {path}: {error.strerror}") from error
+
+
+def _create_from_template(path: Path) -> None:
+    """Create the file with all tables, unless another process has just done so; it appears complete or not at all."""
+    with _temporary_file(path) as temporary:
+        temporary.write_bytes(_empty_file())
+        _sync(temporary)
+        with contextlib.suppress(FileExistsError):
+            os.link(temporary, path)
+        _sync(path.parent)
 
 
 def _check_file(connection: sqlite3.Connection, path: Path, *, must_exist: bool) -> None:
