@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeAlias, get_args
@@ -58,11 +58,11 @@ Opened: TypeAlias = Callable[[str], Awaitable[PostgresStore]]
 
 
 @pytest.fixture
-async def databases(postgres_server: PostgresServer) -> tuple[str, str]:
+def databases(postgres_server: PostgresServer, migrated: str) -> Iterator[tuple[str, str]]:
     """Two databases of their own."""
     names = ["d" + new_id().replace("-", "") for _ in range(2)]
-    source, target = [await asyncio.to_thread(postgres_server.made, name) for name in names]
-    return source, target
+    with postgres_server.copy_of(migrated, names[0]) as source, postgres_server.copy_of(migrated, names[1]) as target:
+        yield source, target
 
 
 @pytest.fixture

@@ -38,7 +38,8 @@ CONNECT_OPTIONS: dict[str, Any] = {
 }
 _PARAMETER = re.compile(r":(\w+)")
 _MIGRATION_LOCK = 0x41544C53
-_PUT_CHECKSUM = "INSERT INTO schema_checksums (version, checksum) VALUES (%s, %s)"
+_PUT_CHECKSUMS = """
+INSERT INTO schema_checksums (version, checksum) SELECT * FROM unnest(CAST(%s AS BIGINT[]), CAST(%s AS TEXT[]))"""
 _STEP_TIMEOUT = 600.0
 """Seconds that a migration step may take, since it may scan a whole table."""
 _LOST = ("08", "57P", "53300", "25P03")
@@ -137,15 +138,21 @@ async def _migrate_step(connection: Connection, schema: str) -> bool:
         version: int = row[0] if row and row[0] is not None else 0
         pending = pending_migrations(version, where, POSTGRES)
         await _check_checksums(connection, where, version)
+        if not pending:
+            return False
         connection.answer_timeout = _STEP_TIMEOUT
-        for number, statements in pending if version == 0 else pending[:1]:
-            if version:
-                log_step(f"schema={schema}", number, pending[-1][0])
-            for statement in statements:
-                await connection.execute(statement.encode())
-            await connection.execute("INSERT INTO schema_version VALUES (%s)", (number,))
-            await connection.execute(_PUT_CHECKSUM, (number, step_checksums(POSTGRES)[number]))
-    return bool(pending)
+        steps = pending[:1] if version else pending
+        requests = [statement for _, statements in steps for statement in statements]
+        if version:
+            log_step(f"schema={schema}", steps[0][0], pending[-1][0])
+        else:  # there are no rows, so no statement takes long and all are one request
+            requests = [";\n".join(requests)]
+        for request in requests:
+            await connection.execute(request.encode())
+        numbers = [number for number, _ in steps]
+        await connection.execute("INSERT INTO schema_version SELECT unnest(CAST(%s AS BIGINT[]))", (numbers,))
+        await _put_checksums(connection, numbers)
+    return True
 
 
 async def _check_checksums(connection: Connection, where: str, version: int) -> None:
@@ -157,9 +164,12 @@ async def _check_checksums(connection: Connection, where: str, version: int) -> 
     applied: dict[int, str] = dict(rows)
     check_applied(applied, where, POSTGRES)
     if version and not applied:
-        for number, checksum in step_checksums(POSTGRES).items():
-            if number <= version:
-                await connection.execute(_PUT_CHECKSUM, (number, checksum))
+        await _put_checksums(connection, [number for number in step_checksums(POSTGRES) if number <= version])
+
+
+async def _put_checksums(connection: Connection, numbers: list[int]) -> None:
+    checksums = step_checksums(POSTGRES)
+    await connection.execute(_PUT_CHECKSUMS, (numbers, [checksums[number] for number in numbers]))
 
 
 async def ensure_function(connection: Connection) -> None:
