@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+import structure
+
 ROOT = Path(__file__).parent.parent
-SOURCES = ROOT / "src/atlas_agents"
 PAGE = (ROOT / "docs/design/glossary.md").read_text(encoding="utf-8")
 ROWS = [
     (row[1], re.findall(r"`([^`]+)`", row[2]))
@@ -21,10 +22,8 @@ ROWS = [
 def defined() -> set[str]:
     """Names of modules (`gateway.protocol`), classes, functions, constants and attributes (`Tool.effect`)."""
     names: set[str] = set()
-    for file in SOURCES.rglob("*.py"):
-        parts = file.relative_to(SOURCES).with_suffix("").parts
-        names.add(".".join(part for part in parts if part != "__init__"))
-        tree = ast.parse(file.read_text(encoding="utf-8"))
+    for module, tree in structure.sources_of(ROOT).trees.items():
+        names.add(module.removeprefix("atlas_agents").removeprefix("."))
         names |= _names(tree)
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):

@@ -137,6 +137,8 @@ def in_text(path: str, text: str, *, identifiers: bool = False) -> Iterator[Hit]
     """Forbidden words in a page, a settings file or a source of the web client (`identifiers`: split camelCase)."""
     for word in _in_identifier(Path(path).stem):
         yield Hit(path, 0, "identifier", word, Path(path).name)
+    if not _may_contain_any(text):
+        return
     lines = text.splitlines()
     for down, word in _in_prose(text, identifiers=identifiers):
         if not _exempt(path, lines[down], word):
