@@ -204,9 +204,13 @@ def _kill_all(pid: int, run_id: str, terminate: bool) -> None:
         while time.monotonic() < deadline and _is_alive(pid):
             time.sleep(0.01)
     deadline = time.monotonic() + _KILL_TIMEOUT
-    while time.monotonic() < deadline and (found := [*_related_processes(pid, run_id)]):
+    killed: set[int] = set()
+    while time.monotonic() < deadline and (found := {*_related_processes(pid, run_id)}):
         for each in found:
             _send_signal(each, signal.SIGKILL)
+        if found <= killed:  # no new ones: the kernel is ending them
+            time.sleep(0.005)
+        killed |= found
     with suppress(OSError):
         if _is_alive(pid):
             os.killpg(pid, signal.SIGKILL)
@@ -231,9 +235,16 @@ def _is_alive(pid: int) -> bool:
 
 def _read_stat(pid: int, proc: str = "/proc") -> list[bytes]:
     """Return the fields of /proc/PID/stat after the name (state, parent, group, session…); empty if it has ended."""
-    with suppress(OSError), open(f"{proc}/{pid}/stat", "rb") as file:
-        return file.read().rpartition(b")")[2].split()
-    return []
+    try:
+        descriptor = os.open(f"{proc}/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)  # half the time of a file object
+    except OSError:
+        return []
+    try:
+        return os.read(descriptor, 4096).rpartition(b")")[2].split()
+    except OSError:
+        return []
+    finally:
+        os.close(descriptor)
 
 
 def _descends(pid: int, parent: int, ancestor: int, table: dict[int, tuple[int, int]]) -> bool:
