@@ -33,6 +33,8 @@ PAGE = "src/atlas_agents/gateway/page"
 EVERYTHING = os.environ.get("INSTALLS") == "all"
 BUILD = ("--from", "build", "--with", "uv", "pyproject-build", *(() if EVERYTHING else ("--installer", "uv")))
 """With pip, which is its default, `build` takes more than twice as long to install the same requirements."""
+PIP_OPTIONS = ("--no-deps", *(() if EVERYTHING else ("--no-compile",)))
+"""To compile all modules takes longer than to install them."""
 
 pytestmark = [
     pytest.mark.slow,
@@ -151,7 +153,7 @@ def test_package_with_its_page_is_installed(
             run(UV, "venv", "--quiet", "--python", interpreter, "venv", cwd=tmp_path)
             run(UV, "pip", "install", "--quiet", "--python", "venv", pip, cwd=tmp_path)
             what = target if source == "sdist" else f"git+file://{target}"
-            run("venv/bin/python", "-m", "pip", "install", "--no-deps", what, cwd=tmp_path, **env)
+            run("venv/bin/python", "-m", "pip", "install", *PIP_OPTIONS, what, cwd=tmp_path, **env)
     atlas = tmp_path / "venv/bin/atlas"
     assert run(atlas, "--version", cwd=tmp_path).startswith("atlas ")
     if installer == "pipx":  # it installs the dependencies too, in an environment of its own
