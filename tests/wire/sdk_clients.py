@@ -1,7 +1,9 @@
 """The vendors' SDK clients, connected to a test server."""
 
+import ssl
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from functools import cache
 from typing import TYPE_CHECKING
 
 import openai
@@ -11,9 +13,16 @@ if TYPE_CHECKING:
     import anthropic
 
 
+@cache
+def ssl_context() -> ssl.SSLContext:
+    """One context for all clients: to read the certificates of the machine takes longer than most tests here."""
+    return ssl.create_default_context()
+
+
 @asynccontextmanager
 async def openai_client(url: str) -> AsyncGenerator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0) as client:
+    connections = openai.DefaultAsyncHttpxClient(verify=ssl_context())
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0, http_client=connections) as client:
         yield client
 
 
@@ -21,5 +30,6 @@ async def openai_client(url: str) -> AsyncGenerator[openai.AsyncOpenAI]:
 async def anthropic_client(url: str) -> "AsyncGenerator[anthropic.AsyncAnthropic]":
     import anthropic  # slow to import
 
-    async with anthropic.AsyncAnthropic(base_url=url, api_key=KEY, max_retries=0) as client:
+    connections = anthropic.DefaultAsyncHttpxClient(verify=ssl_context())
+    async with anthropic.AsyncAnthropic(base_url=url, api_key=KEY, max_retries=0, http_client=connections) as client:
         yield client

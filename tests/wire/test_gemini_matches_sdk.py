@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import httpx
 import pytest
+from sdk_clients import ssl_context
 from wire_setup import GEMINI, KEY, TIMEOUT
 
 from atlas_agents import (
@@ -79,8 +80,10 @@ def load_genai() -> Any:
 
 @asynccontextmanager
 async def genai_client(url: str) -> AsyncGenerator[Any]:
-    async with httpx.AsyncClient() as connections:
+    context = ssl_context()
+    async with httpx.AsyncClient(verify=context) as connections:
         options = {"base_url": url, "api_version": "v1beta", "httpx_async_client": connections}
+        options |= {"client_args": {"verify": context}, "async_client_args": {"verify": context, "ssl": context}}
         yield load_genai().Client(api_key=KEY, http_options=options).aio
 
 
