@@ -3,9 +3,11 @@
 import asyncio
 import inspect
 import os
+import ssl
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -244,3 +246,9 @@ def as_unprivileged_user(folder: Path) -> Generator[None]:
         yield
     finally:
         os.seteuid(0)
+
+
+@cache
+def ssl_context() -> ssl.SSLContext:
+    """One TLS context for all clients of SDKs: to read the certificates of the machine takes longer than most tests."""
+    return ssl.create_default_context()

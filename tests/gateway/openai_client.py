@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any, cast
 
 from gateway_client import HasPort, main_token, serve_gateway
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
 from atlas_agents import Atlas, Provider, Tool
 from atlas_agents.gateway.server import Gateway
 from atlas_agents.storage.sqlite import MemoryStore
 from atlas_agents.testing import in_memory_atlas
-from checks import TIMEOUT
+from checks import TIMEOUT, ssl_context
 
 MODEL = "atlas/assistant"
 
@@ -25,7 +25,8 @@ async def connect_openai(
     """Connect a client that does not retry. A gateway in another process needs a token."""
     key = main_token(cast(Gateway, gateway)) if token is None else token
     where = f"http://127.0.0.1:{gateway.port}/v1"
-    async with AsyncOpenAI(api_key=key, base_url=where, max_retries=0, timeout=TIMEOUT, **options) as client:
+    options |= {"max_retries": 0, "timeout": TIMEOUT, "http_client": DefaultAsyncHttpxClient(verify=ssl_context())}
+    async with AsyncOpenAI(api_key=key, base_url=where, **options) as client:
         yield client
 
 

@@ -1,22 +1,16 @@
 """The vendors' SDK clients, connected to a test server."""
 
-import ssl
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from functools import cache
 from typing import TYPE_CHECKING
 
 import openai
 from wire_setup import KEY
 
+from checks import ssl_context
+
 if TYPE_CHECKING:
     import anthropic
-
-
-@cache
-def ssl_context() -> ssl.SSLContext:
-    """One context for all clients: to read the certificates of the machine takes longer than most tests here."""
-    return ssl.create_default_context()
 
 
 @asynccontextmanager

@@ -10,7 +10,6 @@ from typing import Any, cast
 
 import httpx
 import pytest
-from sdk_clients import ssl_context
 from wire_setup import GEMINI, KEY, TIMEOUT
 
 from atlas_agents import (
@@ -32,6 +31,7 @@ from atlas_agents import (
     user,
 )
 from atlas_agents.providers import base
+from checks import ssl_context
 from fault_server import FaultServer, byte_by_byte, response
 from sse_events import g
 
