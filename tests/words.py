@@ -113,8 +113,16 @@ def _may_contain_any(source: str) -> bool:
     if any(_WORDS.fullmatch(word.lower()) or _in_identifier(word) for word in words):
         return True
     one_line = " ".join(lowered.split())
-    may_have_phrase = any(each in one_line for each in _BEGINNINGS) or _COMMAND.search(one_line)
-    return bool(may_have_phrase) and _PHRASE.search(source) is not None
+    places = [at for each in _BEGINNINGS for at in _places(each, one_line)]
+    places += [found.start() for found in _COMMAND.finditer(one_line)]
+    return any(_PHRASE.search(one_line[max(0, at - 20) : at + 60]) for at in places)
+
+
+def _places(text: str, within: str) -> Iterator[int]:
+    at = within.find(text)
+    while at >= 0:
+        yield at
+        at = within.find(text, at + 1)
 
 
 def _letters_around(stem: str, lowered: str, source: str) -> Iterator[str]:
