@@ -1,7 +1,8 @@
 """Crash tests: kill -9, errors, stops and clock jumps at every point of a turn; the twelve invariants hold.
 
-Each test starts a process that forks the processes of all its cases. Most cases that begin with a kill recover from a
-snapshot of the files at its point instead; `make crash` runs many more cases, and kills in each.
+Each test starts a process that forks the processes of its cases. Most cases that begin with a kill recover from a
+snapshot of the files at its point instead, and processes that are not killed are one; `make crash` runs many more
+cases, each with processes of its own.
 """
 
 import asyncio
@@ -88,7 +89,7 @@ def test_turn_survives_transient_and_permanent_errors(shard: str, holds: Crash) 
 
 @pytest.mark.parametrize("shard", of(D))
 def test_concurrent_sessions_and_clients_survive_random_faults(shard: str, holds: Crash) -> None:
-    holds("D", "--shard", shard, "--count", "120")
+    holds("D", "--shard", shard, "--count", "120", "--snapshots")
 
 
 @pytest.mark.parametrize(("suite", "count", "least"), JOB_SUITES)
@@ -101,7 +102,7 @@ def test_delegated_jobs_run_and_are_reported_once(suite: str, count: int, least:
 
 
 def test_regression_cases_hold(crash: Crash) -> None:
-    assert crash("regressions").bad == []
+    assert crash("regressions", "--snapshots").bad == []
 
 
 def test_snapshot_is_what_kill_9_leaves(crash: Crash) -> None:
@@ -123,7 +124,7 @@ def test_change_after_the_last_recovery_is_noticed(tmp_path: Path) -> None:
 
 
 def test_resumed_zombie_process_writes_nothing(holds: Crash) -> None:
-    holds("zombies", "--distinct")
+    holds("zombies", "--distinct", "--snapshots")
 
 
 def test_crash_looping_turn_is_failed_and_clocks_may_jump(holds: Crash) -> None:

@@ -169,7 +169,9 @@ def arguments() -> argparse.Namespace:
         "--distinct", action="store_true", help="A, zombies: one of the points that lead to the same recovery"
     )
     parser.add_argument(
-        "--snapshots", action="store_true", help="most cases: recover from copies of the files instead of killing"
+        "--snapshots",
+        action="store_true",
+        help="most cases: recover from copies of the files instead of killing, in a process that they share",
     )
     parser.add_argument("--seconds", type=float, default=3600.0, help="stop after so long")
     parser.add_argument("--most", type=int, default=5, help="stop after so many bad cases")

@@ -27,6 +27,8 @@ _PROCESS_TIMEOUT = 60.0
 _FAULT_TIMEOUT = 0.2
 """Seconds that a process goes on with a permanent fault."""
 _TOOL_TIMEOUT = 0.08
+"""Seconds that a tool may take when it is to run into its timeout."""
+_TIMEOUTS = [each.timeout for each in TOOLS]
 
 
 class CaseSetup(msgspec.Struct, frozen=True):
@@ -39,10 +41,11 @@ class CaseSetup(msgspec.Struct, frozen=True):
 
 
 class CaseProcess(msgspec.Struct, frozen=True):
-    """One process of a case: its number and its fault plan."""
+    """One process of a case: its number and its fault plan. With `restarts` it starts after everything has ended."""
 
     number: int
     plan: Plan
+    restarts: bool = False
 
 
 class _LogHandler(logging.Handler):
@@ -52,9 +55,16 @@ class _LogHandler(logging.Handler):
         STATE.log.record("log", record.levelname, text=record.getMessage()[:2000])
 
 
-async def run_to_end(setup: CaseSetup, process: CaseProcess) -> None:
+async def run_process(setup: CaseSetup, process: CaseProcess) -> None:
     """Run one process from opening the store to closing it."""
     prepare(setup, process)
+    if process.restarts:
+        await _restart(setup)
+    else:
+        await _run_to_end(setup, process)
+
+
+async def _run_to_end(setup: CaseSetup, process: CaseProcess) -> None:
     script, plan, before = setup.script, process.plan, STATE.log.all()
     store = setup.database.store(STATE.clock)
     STATE.opening = not script.migrates
@@ -91,9 +101,7 @@ def _limit_soon(loop: asyncio.AbstractEventLoop, limit: asyncio.Timeout) -> None
     loop.call_soon_threadsafe(reschedule)
 
 
-async def restart_process(setup: CaseSetup, process: CaseProcess) -> None:
-    """Start again after everything has ended."""
-    prepare(setup, process)
+async def _restart(setup: CaseSetup) -> None:
     store = setup.database.store(STATE.clock)
     await store.open()
     await _recover_again(setup, store)
@@ -118,9 +126,8 @@ def prepare(setup: CaseSetup, process: CaseProcess) -> None:
     STATE.points = Points(process.plan, STATE.log)
     STATE.clock = Clock(setup.began, process.plan.jump)
     logging.basicConfig(handlers=[_LogHandler(logging.ERROR)], force=True)
-    if process.plan.fault == "timeout":
-        for each in TOOLS:
-            each.timeout = _TOOL_TIMEOUT
+    for each, timeout in zip(TOOLS, _TIMEOUTS, strict=True):
+        each.timeout = _TOOL_TIMEOUT if process.plan.fault == "timeout" else timeout
 
 
 def build(script: Script, store: Store) -> Atlas:

@@ -1,8 +1,8 @@
 """Runs cases: their processes are forked one after the other from a process with everything imported.
 
-It starts no thread and has no open connection, so each child begins as a new process would. Most of what such a process
+It starts no thread and has no open connection, so each child begins as a new process would. Half of what such a process
 takes is copying the memory that it shares with its parent. With snapshots, cases that begin with a kill need no first
-process, and the last processes of many cases are one; every tenth case has processes of its own, which are killed.
+process, and processes that are not killed are one; every tenth case has processes of its own.
 """
 
 import asyncio
@@ -10,6 +10,7 @@ import gc
 import os
 import shutil
 import signal
+import threading
 import time
 import traceback
 from collections.abc import Callable, Coroutine, Sequence
@@ -18,9 +19,9 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from crash.case_process import CaseProcess, CaseSetup, restart_process, run_to_end
+from crash.case_process import CaseProcess, CaseSetup, run_process
 from crash.evidence_log import LogEntry, read
-from crash.fault_points import NO_FAULT, Plan
+from crash.fault_points import Plan
 from crash.process_state import STATE
 from crash.scripts import Script
 from crash.snapshots import Snapshot, compare_with_kill, take_snapshots
@@ -28,6 +29,7 @@ from crash.stores import Database, SqliteDatabase, Tables, make
 
 End: TypeAlias = Literal["done", "killed", "stopped", "stuck", "broken"]
 _HANG_TIMEOUT = 120
+_THREAD_TIMEOUT = 10.0
 _OWN_PROCESSES = 10
 """With snapshots, one of so many cases runs without."""
 
@@ -70,21 +72,25 @@ class Runner:
         self._uses_snapshots = snapshots and database is None
         self._count = 0
         self._snapshots: dict[tuple[str, Plan], Snapshot] = {}
-        self._recovery = RecoveryProcess(folder / "case")
+        self._shared = SharedProcess(folder / "case")
         gc.collect()
         gc.freeze()
         run_in_child(lambda: make(folder / "made.db"))
         self._empty_database = (folder / "made.db").read_bytes()
 
     def run(self, case: Case) -> Outcome:
-        self._count += 1
-        own = not self._uses_snapshots or self._count % _OWN_PROCESSES == 0
+        own = self.count_case()
         snapshot = self._snapshots.get((case.script.name, case.plans[0])) if case.plans and not own else None
         if snapshot is None:
             return self._run_processes(self.set_up(case.script), case, [], own=own)
         folder = self._folder / "case"
         setup = CaseSetup(folder, SqliteDatabase(folder), case.script, snapshot.restore(folder))
         return self._run_processes(setup, case, ["killed"], own=own)
+
+    def count_case(self) -> bool:
+        """Count a case and return whether it has processes of its own."""
+        self._count += 1
+        return not self._uses_snapshots or self._count % _OWN_PROCESSES == 0
 
     def run_copied_and_killed(self, case: Case) -> tuple[Outcome, list[str]]:
         """Copy the files at the point of the kill, then kill and recover. Name the files that the kill has changed."""
@@ -104,19 +110,16 @@ class Runner:
             self._snapshots = {(setup.script.name, Plan("kill", at)): taken[at] for at in taken}
 
     def _run_processes(self, setup: CaseSetup, case: Case, ends: list[End], *, own: bool) -> Outcome:
-        """Run the processes of a case after those that have ended; without `own` the last one is the shared one."""
+        """Run the processes of a case after those that have ended; without `own`, all that are not killed are one."""
         for plan in (*case.plans, Plan(jump=case.jump))[len(ends) :]:
-            process = CaseProcess(len(ends) + 1, plan)
-            if ends and plan == NO_FAULT and not own:
-                ends.append(self._recovery.run(setup, process.number))
-            else:
-                ends.append(self.run_process(setup, process, case.after if not ends else 0.0))
+            process, after = CaseProcess(len(ends) + 1, plan), 0.0 if ends else case.after
+            ends.append(self.run_process(setup, process, own=own or after > 0 or plan.fault == "kill", after=after))
             if ends[-1] == "done" and plan.fault in ("nothing", "kill"):
                 break
         return self.collect_outcome(setup, case, ends)
 
     def close(self) -> None:
-        self._recovery.close()
+        self._shared.close()
 
     def set_up(self, script: Script) -> CaseSetup:
         """Create a folder with an empty log and an empty database."""
@@ -128,19 +131,17 @@ class Runner:
 
     def start(self, setup: CaseSetup, process: CaseProcess) -> int:
         """Start a process and return its id."""
-        return _fork(lambda: asyncio.run(run_to_end(setup, process)))
+        return _fork(lambda: asyncio.run(run_process(setup, process)))
 
-    def run_process(self, setup: CaseSetup, process: CaseProcess, after: float = 0.0) -> End:
-        """Run a process to its end; with `after`, kill it from outside after so many seconds."""
+    def run_process(self, setup: CaseSetup, process: CaseProcess, *, own: bool, after: float = 0.0) -> End:
+        """Run a process to its end: an own or the shared one. With `after`, kill an own one after so many seconds."""
+        if not own:
+            return self._shared.run(setup, process)
         child = self.start(setup, process)
         if after:
             time.sleep(after)
             os.kill(child, signal.SIGKILL)
         return decode_exit(os.waitpid(child, 0)[1])
-
-    def restart(self, setup: CaseSetup, number: int) -> None:
-        """Start once more, which should find nothing to do."""
-        run_in_child(lambda: restart_process(setup, CaseProcess(number, NO_FAULT)))
 
     def collect_outcome(self, setup: CaseSetup, case: Case, ends: Sequence[End]) -> Outcome:
         return Outcome(case, setup.database.rows(), read(setup.folder / "evidence"), tuple(ends))
@@ -153,15 +154,15 @@ class Runner:
 
 
 class _Request(msgspec.Struct, frozen=True):
-    """A request to the recovery process."""
+    """A request to the shared process."""
 
     script: Script
     began: float
-    number: int
+    process: CaseProcess
 
 
-class RecoveryProcess:
-    """A process that runs the last process of one case after the other, all in the same folder.
+class SharedProcess:
+    """A process that runs the processes of one case after the other, each with a store, an Atlas and a loop of its own.
 
     It is started when it is first needed, and again after one that was killed or has failed.
     """
@@ -171,10 +172,10 @@ class RecoveryProcess:
         self._pid = 0
         self._requests, self._ends = -1, -1
 
-    def run(self, setup: CaseSetup, number: int) -> End:
+    def run(self, setup: CaseSetup, process: CaseProcess) -> End:
         if not self._pid:
             self._start()
-        os.write(self._requests, msgspec.json.encode(_Request(setup.script, setup.began, number)) + b"\n")
+        os.write(self._requests, msgspec.json.encode(_Request(setup.script, setup.began, process)) + b"\n")
         return "done" if os.read(self._ends, 1) else self._wait()
 
     def close(self) -> None:
@@ -197,7 +198,8 @@ class RecoveryProcess:
                 request = msgspec.json.decode(line, type=_Request)
                 setup = CaseSetup(self._folder, SqliteDatabase(self._folder), request.script, request.began)
                 signal.alarm(_HANG_TIMEOUT)
-                asyncio.run(run_to_end(setup, CaseProcess(request.number, NO_FAULT)))
+                asyncio.run(run_process(setup, request.process))
+                _join_threads()
                 signal.alarm(0)
                 STATE.log.close()
                 os.write(ends, b".")
@@ -207,6 +209,15 @@ class RecoveryProcess:
         os.close(self._ends)
         pid, self._pid = self._pid, 0
         return decode_exit(os.waitpid(pid, 0)[1])
+
+
+def _join_threads() -> None:
+    """Wait until the threads of a case have ended, so that they do not pass points of the next one."""
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread():
+            thread.join(_THREAD_TIMEOUT)
+            if thread.is_alive():
+                raise RuntimeError(f"thread {thread.name} goes on after its store was closed")
 
 
 def run_in_child(work: Callable[[], Coroutine[Any, Any, object]]) -> End:

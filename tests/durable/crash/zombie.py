@@ -33,14 +33,15 @@ def zombie(runner: Runner, case: Case) -> Outcome:
 
     On SQLite, the lease of the stopped process would keep the second one from that, so its file is removed.
     """
+    own = runner.count_case()
     setup = runner.set_up(case.script)
     first = runner.start(setup, CaseProcess(1, case.plans[0]))
     ends: list[End] = [decode_exit(os.waitpid(first, os.WUNTRACED)[1])]
     if ends[0] == "stopped":
         for lease in setup.folder.glob("*-lock"):
             lease.unlink()
-        ends.append(runner.run_process(setup, CaseProcess(2, NO_FAULT)))
+        ends.append(runner.run_process(setup, CaseProcess(2, NO_FAULT), own=own))
         os.kill(first, signal.SIGCONT)
         ends.append(decode_exit(os.waitpid(first, 0)[1]))
-        runner.restart(setup, 3)
+        runner.run_process(setup, CaseProcess(3, NO_FAULT, restarts=True), own=own)
     return runner.collect_outcome(setup, case, ends)
