@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -55,9 +56,9 @@ class _LogHandler(logging.Handler):
         STATE.log.record("log", record.levelname, text=record.getMessage()[:2000])
 
 
-async def run_process(setup: CaseSetup, process: CaseProcess) -> None:
-    """Run one process from opening the store to closing it."""
-    prepare(setup, process)
+async def run_process(setup: CaseSetup, process: CaseProcess, before_stop: Callable[[], object] | None = None) -> None:
+    """Run one process from opening the store to closing it; `before_stop` is called before it stops for a snapshot."""
+    _prepare(setup, process, before_stop)
     if process.restarts:
         await _restart(setup)
     else:
@@ -121,9 +122,9 @@ async def _recover_again(setup: CaseSetup, store: Store) -> None:
     await atlas.close()
 
 
-def prepare(setup: CaseSetup, process: CaseProcess) -> None:
+def _prepare(setup: CaseSetup, process: CaseProcess, before_stop: Callable[[], object] | None) -> None:
     STATE.log = EvidenceLog(setup.folder / "evidence", process.number)
-    STATE.points = Points(process.plan, STATE.log)
+    STATE.points = Points(process.plan, STATE.log, before_stop)
     STATE.clock = Clock(setup.began, process.plan.jump)
     logging.basicConfig(handlers=[_LogHandler(logging.ERROR)], force=True)
     for each, timeout in zip(TOOLS, _TIMEOUTS, strict=True):

@@ -59,6 +59,13 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 NO_FAULT = Plan()
+
+
+def is_plain_kill(plan: Plan) -> bool:
+    """Whether a process is killed at one of the regular points, and its clock is right."""
+    return plan == Plan("kill", plan.at, sends_first=plan.sends_first)
+
+
 KILL_ENTRY = "kill"
 """File of the log entry that ends the evidence of a snapshot."""
 EVIDENCE = "evidence"
@@ -68,13 +75,14 @@ EVIDENCE = "evidence"
 class Points:
     """Counts points and injects the fault. Both the writer thread and the event loop pass points."""
 
-    def __init__(self, plan: Plan, log: EvidenceLog) -> None:
+    def __init__(self, plan: Plan, log: EvidenceLog, before_stop: Callable[[], object] | None = None) -> None:
         self.plan = plan
         self.passed = 0
         self.injected = 0
         self.names: list[str] = []
         self.cancel: Callable[[], None] = _nothing
         self.on_first_fault: Callable[[], None] = _nothing
+        self._before_stop = before_stop or _nothing
         self._world = log
         self._recorded = log.count
         self._fits = (plan.only,) if plan.only else FAULT_POINTS[plan.fault]
@@ -115,6 +123,7 @@ class Points:
         """
         killed = self._world.line("points", "kill", name=name, n=self.passed)
         self._world.path.with_name(KILL_ENTRY).write_bytes(killed)
+        self._before_stop()
         signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
 

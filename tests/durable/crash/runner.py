@@ -13,7 +13,8 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable, Coroutine, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -21,15 +22,17 @@ import msgspec
 
 from crash.case_process import CaseProcess, CaseSetup, run_process
 from crash.evidence_log import LogEntry, read
-from crash.fault_points import Plan
+from crash.fault_points import Plan, is_plain_kill
 from crash.process_state import STATE
 from crash.scripts import Script
-from crash.snapshots import Snapshot, compare_with_kill, take_snapshots
+from crash.snapshots import Snapshot, compare_with_kill, take_snapshot
 from crash.stores import Database, SqliteDatabase, Tables, make
 
 End: TypeAlias = Literal["done", "killed", "stopped", "stuck", "broken"]
 _HANG_TIMEOUT = 120
 _THREAD_TIMEOUT = 10.0
+_ENDED, _STOPS = b".", b"s"
+"""What the shared process writes when a process of a case ends, and before it stops."""
 _OWN_PROCESSES = 10
 """With snapshots, one of so many cases runs without."""
 
@@ -71,7 +74,8 @@ class Runner:
         self._make = database
         self._uses_snapshots = snapshots and database is None
         self._count = 0
-        self._snapshots: dict[tuple[str, Plan], Snapshot] = {}
+        self._snapshots: dict[tuple[Plan, ...], Snapshot] = {}
+        """Of the present script, by the kills before."""
         self._shared = SharedProcess(folder / "case")
         gc.collect()
         gc.freeze()
@@ -80,12 +84,19 @@ class Runner:
 
     def run(self, case: Case) -> Outcome:
         own = self.count_case()
-        snapshot = self._snapshots.get((case.script.name, case.plans[0])) if case.plans and not own else None
-        if snapshot is None:
-            return self._run_processes(self.set_up(case.script), case, [], own=own)
+        killed = 0 if own else self._count_snapshot_kills(case)
+        return self._run_processes(self._begin(case.script, case.plans[:killed]), case, ["killed"] * killed, own=own)
+
+    def _count_snapshot_kills(self, case: Case) -> int:
+        """Return the number of processes of a case up to its latest snapshot."""
+        return next((n for n in range(len(case.plans), 0, -1) if case.plans[:n] in self._snapshots), 0)
+
+    def _begin(self, script: Script, kills: tuple[Plan, ...]) -> CaseSetup:
+        """Set up a case: a new one, or as these kills left it."""
+        if not kills:
+            return self.set_up(script)
         folder = self._folder / "case"
-        setup = CaseSetup(folder, SqliteDatabase(folder), case.script, snapshot.restore(folder))
-        return self._run_processes(setup, case, ["killed"], own=own)
+        return CaseSetup(folder, SqliteDatabase(folder), script, self._snapshots[kills].restore(folder))
 
     def count_case(self) -> bool:
         """Count a case and return whether it has processes of its own."""
@@ -100,14 +111,33 @@ class Runner:
         return self._run_processes(setup, case, ["killed"], own=True), different
 
     def take_snapshots(self, cases: Sequence[Case]) -> None:
-        """Take the snapshots with which these cases of one script begin, instead of those of the script before."""
+        """Take the snapshots with which these cases of one script begin, instead of those of the script before.
+
+        All first kills are points of one process, and second kills after the same first one of another.
+        """
         self._snapshots.clear()
-        kills = {case.plans[0].at for case in cases if case.plans[0] == Plan("kill", case.plans[0].at)}
-        if kills and self._uses_snapshots:
-            setup = self.set_up(cases[0].script)
-            child = self.start(setup, CaseProcess(1, Plan("snapshot", snapshots=tuple(kills))))
-            taken = take_snapshots(setup, child, self._folder / "snapshots")
-            self._snapshots = {(setup.script.name, Plan("kill", at)): taken[at] for at in taken}
+        shutil.rmtree(self._folder / "snapshots", ignore_errors=True)
+        if not self._uses_snapshots:
+            return
+        for depth in (0, 1):
+            points = defaultdict[tuple[tuple[Plan, ...], Plan], set[int]](set)
+            for before, kill in {(case.plans[:depth], case.plans[depth]) for case in cases if len(case.plans) > depth}:
+                if is_plain_kill(kill) and (not before or before in self._snapshots):
+                    points[before, msgspec.structs.replace(kill, at=0)].add(kill.at)
+            for (before, kill), at in points.items():
+                if not before or len(at) > 1:  # for a single one, a process that is killed takes less
+                    self._take_snapshots(cases[0].script, before, kill, at)
+
+    def _take_snapshots(self, script: Script, before: tuple[Plan, ...], kill: Plan, points: Collection[int]) -> None:
+        """Take snapshots at some points of the process that follows the kills `before`."""
+        setup = self._begin(script, before)
+
+        def take() -> None:
+            at, snapshot = take_snapshot(setup, self._folder / "snapshots" / str(len(self._snapshots)))
+            self._snapshots[*before, msgspec.structs.replace(kill, at=at)] = snapshot
+
+        plan = msgspec.structs.replace(kill, fault="snapshot", snapshots=tuple(points))
+        self._shared.run(setup, CaseProcess(len(before) + 1, plan), take)
 
     def _run_processes(self, setup: CaseSetup, case: Case, ends: list[End], *, own: bool) -> Outcome:
         """Run the processes of a case after those that have ended; without `own`, all that are not killed are one."""
@@ -170,13 +200,18 @@ class SharedProcess:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._pid = 0
-        self._requests, self._ends = -1, -1
+        self._requests, self._states = -1, -1
 
-    def run(self, setup: CaseSetup, process: CaseProcess) -> End:
+    def run(self, setup: CaseSetup, process: CaseProcess, at_stop: Callable[[], None] | None = None) -> End:
+        """Run a process to its end; call `at_stop` whenever it stops for a snapshot."""
         if not self._pid:
             self._start()
         os.write(self._requests, msgspec.json.encode(_Request(setup.script, setup.began, process)) + b"\n")
-        return "done" if os.read(self._ends, 1) else self._wait()
+        while (state := os.read(self._states, 1)) == _STOPS and at_stop is not None:
+            os.waitpid(self._pid, os.WUNTRACED)
+            at_stop()
+            os.kill(self._pid, signal.SIGCONT)
+        return "done" if state else self._wait()
 
     def close(self) -> None:
         if self._pid:
@@ -184,29 +219,29 @@ class SharedProcess:
 
     def _start(self) -> None:
         requests, self._requests = os.pipe()
-        self._ends, ends = os.pipe()
-        self._pid = _fork(lambda: self._serve(requests, ends))
+        self._states, states = os.pipe()
+        self._pid = _fork(lambda: self._serve(requests, states))
         os.close(requests)
-        os.close(ends)
+        os.close(states)
 
-    def _serve(self, requests: int, ends: int) -> None:
+    def _serve(self, requests: int, states: int) -> None:
         os.close(self._requests)
-        os.close(self._ends)
+        os.close(self._states)
         gc.enable()
         with open(requests, "rb") as lines:
             for line in lines:
                 request = msgspec.json.decode(line, type=_Request)
                 setup = CaseSetup(self._folder, SqliteDatabase(self._folder), request.script, request.began)
                 signal.alarm(_HANG_TIMEOUT)
-                asyncio.run(run_process(setup, request.process))
+                asyncio.run(run_process(setup, request.process, lambda: os.write(states, _STOPS)))
                 _join_threads()
                 signal.alarm(0)
                 STATE.log.close()
-                os.write(ends, b".")
+                os.write(states, _ENDED)
 
     def _wait(self) -> End:
         os.close(self._requests)
-        os.close(self._ends)
+        os.close(self._states)
         pid, self._pid = self._pid, 0
         return decode_exit(os.waitpid(pid, 0)[1])
 

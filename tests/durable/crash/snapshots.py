@@ -26,22 +26,17 @@ class Snapshot(msgspec.Struct, frozen=True):
     def restore(self, folder: Path) -> float:
         """Copy the files to the folder of a case, and return when it began by a clock that was stopped meanwhile."""
         shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(self.folder, folder)
+        _copy_folder(self.folder, folder)
         return time.time() - self.elapsed
 
 
-def take_snapshots(setup: CaseSetup, child: int, target: Path) -> dict[int, Snapshot]:
-    """Copy the folder whenever the child process stops, until it ends. Return the snapshots by point."""
-    shutil.rmtree(target, ignore_errors=True)
-    taken = dict[int, Snapshot]()
-    while os.WIFSTOPPED(os.waitpid(child, os.WUNTRACED)[1]):
-        entry = (setup.folder / KILL_ENTRY).read_bytes()
-        at = msgspec.json.decode(entry, type=LogEntry).n
-        taken[at] = Snapshot(target / str(at), time.time() - setup.began)
-        shutil.copytree(setup.folder, taken[at].folder)
-        _add_kill_entry(taken[at].folder)
-        os.kill(child, signal.SIGCONT)
-    return taken
+def take_snapshot(setup: CaseSetup, target: Path) -> tuple[int, Snapshot]:
+    """Copy the folder of a process that has stopped; return the point and the snapshot."""
+    at = msgspec.json.decode((setup.folder / KILL_ENTRY).read_bytes(), type=LogEntry).n
+    elapsed = time.time() - setup.began
+    _copy_folder(setup.folder, target)
+    _add_kill_entry(target)
+    return at, Snapshot(target, elapsed)
 
 
 def compare_with_kill(setup: CaseSetup, child: int, target: Path) -> list[str]:
@@ -49,12 +44,16 @@ def compare_with_kill(setup: CaseSetup, child: int, target: Path) -> list[str]:
     if not os.WIFSTOPPED(os.waitpid(child, os.WUNTRACED)[1]):
         return []  # it has ended before the point
     shutil.rmtree(target, ignore_errors=True)
-    shutil.copytree(setup.folder, target)
+    _copy_folder(setup.folder, target)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     copied, left = ({file.name: file.read_bytes() for file in each.iterdir()} for each in (target, setup.folder))
     _add_kill_entry(setup.folder)
     return [f"snapshot: {name} differs" for name in copied | left if copied.get(name) != left.get(name)]
+
+
+def _copy_folder(source: Path, target: Path) -> None:
+    shutil.copytree(source, target, copy_function=shutil.copyfile)
 
 
 def _add_kill_entry(folder: Path) -> None:

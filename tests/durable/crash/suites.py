@@ -38,13 +38,15 @@ def singles(script: Script, names: Sequence[str], *, distinct: bool = False) -> 
 
 
 def repeated(script: Script, names: Sequence[str], count: int, rng: random.Random) -> Iterator[Case]:
-    """Suite B: killed again while recovering, and sometimes a third time. Where a later process ends before its point,
-    fewer faults are injected than planned."""
+    """Suite B: killed again while recovering, two points of each recovery, and sometimes a third time. Where a later
+    process ends before its point, fewer faults are injected than planned."""
     points = count_points(names, "kill")
+    first, sends_first = 0, False
     for number in range(count):
-        first = rng.randint(1, points)
+        if number % 2 == 0:
+            first, sends_first = rng.randint(1, points), bool(rng.getrandbits(1))
         left = max(6, points - first + 8)
-        restarted = [Plan("kill", rng.randint(1, left), sends_first=bool(rng.getrandbits(1)))]
+        restarted = [Plan("kill", rng.randint(1, left), sends_first=sends_first)]
         if number % 5 == 0:
             restarted.append(Plan("kill", rng.randint(1, 8), sends_first=bool(rng.getrandbits(1))))
         yield Case(script, (Plan("kill", first), *restarted))
