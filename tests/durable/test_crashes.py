@@ -132,7 +132,7 @@ def test_crash_looping_turn_is_failed_and_clocks_may_jump(holds: Crash) -> None:
 
 
 def test_invariants_hold_on_postgres(holds: Crash) -> None:
-    holds("postgres", "--count", "8")
+    holds("postgres", "--count", "8", "--snapshots")
 
 
 @pytest.mark.parametrize("name", list(BUGS))

@@ -8,6 +8,7 @@ process, and processes that are not killed are one; every tenth case has process
 import asyncio
 import gc
 import os
+import pickle
 import shutil
 import signal
 import threading
@@ -72,11 +73,12 @@ class Runner:
     ) -> None:
         self._folder = folder
         self._make = database
+        self._shares = snapshots
         self._uses_snapshots = snapshots and database is None
         self._count = 0
         self._snapshots: dict[tuple[Plan, ...], Snapshot] = {}
         """Of the present script, by the kills before."""
-        self._shared = SharedProcess(folder / "case")
+        self._shared = SharedProcess()
         gc.collect()
         gc.freeze()
         run_in_child(lambda: make(folder / "made.db"))
@@ -101,7 +103,7 @@ class Runner:
     def count_case(self) -> bool:
         """Count a case and return whether it has processes of its own."""
         self._count += 1
-        return not self._uses_snapshots or self._count % _OWN_PROCESSES == 0
+        return not self._shares or self._count % _OWN_PROCESSES == 0
 
     def run_copied_and_killed(self, case: Case) -> tuple[Outcome, list[str]]:
         """Copy the files at the point of the kill, then kill and recover. Name the files that the kill has changed."""
@@ -183,22 +185,13 @@ class Runner:
         return database
 
 
-class _Request(msgspec.Struct, frozen=True):
-    """A request to the shared process."""
-
-    script: Script
-    began: float
-    process: CaseProcess
-
-
 class SharedProcess:
     """A process that runs the processes of one case after the other, each with a store, an Atlas and a loop of its own.
 
     It is started when it is first needed, and again after one that was killed or has failed.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self) -> None:
         self._pid = 0
         self._requests, self._states = -1, -1
 
@@ -206,7 +199,7 @@ class SharedProcess:
         """Run a process to its end; call `at_stop` whenever it stops for a snapshot."""
         if not self._pid:
             self._start()
-        os.write(self._requests, msgspec.json.encode(_Request(setup.script, setup.began, process)) + b"\n")
+        os.write(self._requests, pickle.dumps((setup, process)))
         while (state := os.read(self._states, 1)) == _STOPS and at_stop is not None:
             os.waitpid(self._pid, os.WUNTRACED)
             at_stop()
@@ -228,12 +221,11 @@ class SharedProcess:
         os.close(self._requests)
         os.close(self._states)
         gc.enable()
-        with open(requests, "rb") as lines:
-            for line in lines:
-                request = msgspec.json.decode(line, type=_Request)
-                setup = CaseSetup(self._folder, SqliteDatabase(self._folder), request.script, request.began)
+        with open(requests, "rb") as pipe:
+            while pipe.peek(1):
+                setup, process = pickle.load(pipe)
                 signal.alarm(_HANG_TIMEOUT)
-                asyncio.run(run_process(setup, request.process, lambda: os.write(states, _STOPS)))
+                asyncio.run(run_process(setup, process, lambda: os.write(states, _STOPS)))
                 _join_threads()
                 signal.alarm(0)
                 STATE.log.close()
