@@ -14,6 +14,7 @@ from typing import Any
 
 from atlas_agents.core.store import RefreshIndexes, Write
 from atlas_agents.storage.postgres import PostgresStore
+from atlas_agents.storage.sql import reads
 from atlas_agents.storage.sqlite import SqliteStore
 
 WHERE, SCHEMA = sys.argv[1:3]
@@ -42,6 +43,7 @@ class KilledPostgres(PostgresStore):
 
 
 async def main() -> None:
+    setattr(reads, "_REFRESH_DELAY", 0.0)  # noqa: B010 - it is another module's
     store = KilledPostgres(WHERE, schema=SCHEMA) if WHERE.startswith("postgresql:") else KilledSqlite(WHERE)
     await store.open()
     await asyncio.Event().wait()

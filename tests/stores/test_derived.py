@@ -523,7 +523,10 @@ async def test_backfill_continues_after_each_of_many_kills(make_store: Make, loc
 
 
 @pytest.mark.durable
-async def test_days_that_are_over_are_summed_after_the_next_start(store: Store, make_store: Make) -> None:
+async def test_days_that_are_over_are_summed_after_the_next_start(
+    store: Store, make_store: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reads, "_REFRESH_DELAY", 0.0)
     await store.commit(TENANT, [PutSession("s"), *[used(f"2026-01-{day:02}", "s") for day in range(1, 11)]])
     await store.close()
     opened = await make_store()

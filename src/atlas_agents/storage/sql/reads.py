@@ -46,6 +46,8 @@ _MAX_EXAMINED = 8_000
 _INDEXED_WRITES = (store.AddMessage, store.AddMessages, store.AddAudit)
 _REFRESH_AFTER, _REFRESH_SESSIONS = 500, 64
 """Writes and sessions from which on the derived tables are refreshed without being asked for."""
+_REFRESH_DELAY = 1.0
+"""Seconds from opening a store until its derived tables are checked, so that a start comes first."""
 _REFRESH_PAUSE, _LOG_INTERVAL = 0.01, 5.0
 _SEQ = tables.AUDIT.names.index("seq")
 _USAGE_KEYS, _USAGE_AMOUNTS = tables.USAGE.names[:4], tables.USAGE.names[4:]
@@ -168,6 +170,7 @@ class SqlReads(ABC):
 
     async def _refresh_all(self) -> None:
         """Refresh the derived tables of all tenants for which much is missing, as after an upgrade."""
+        await asyncio.sleep(_REFRESH_DELAY)
         tenant = ""
         while found := await self.search(Query(sql.NEXT_SESSION_TENANT, {"after": tenant})):
             ((tenant,),) = found
