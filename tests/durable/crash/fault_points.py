@@ -85,13 +85,13 @@ class Points:
         self._before_stop = before_stop or _nothing
         self._world = log
         self._recorded = log.count
-        self._fits = (plan.only,) if plan.only else FAULT_POINTS[plan.fault]
+        self._prefixes = (plan.only,) if plan.only else FAULT_POINTS[plan.fault]
         self._counting = threading.Lock()
 
     def hit(self, name: str) -> Fault | None:
         """Pass a point and return the fault to raise there, if any; kills and cancellations happen at once."""
         plan = self.plan
-        if not name.startswith(self._fits):
+        if not name.startswith(self._prefixes):
             return None
         with self._counting:
             self.passed += 1

@@ -3,7 +3,7 @@
 import sqlite3
 import threading
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from atlas_agents.core.store import AddJournal, Write
@@ -35,13 +35,18 @@ class FaultyConnection(sqlite3.Connection):
     """A connection with a fault point before each writing statement and each COMMIT of the writer thread."""
 
     def execute(self, sql: str, *values: Any) -> sqlite3.Cursor:
-        if threading.current_thread().name != _WRITER or STATE.opening:
-            return super().execute(sql, *values)
-        verb, *texts = sql.split(None, 3)
-        if verb in _CHANGES:
-            table = texts[verb != "UPDATE"] if len(texts) > 1 else ""
-            in_sql(STATE.points.hit(f"sql {verb} {table}".strip()))
+        point = _find_point(sql)
+        if point and not STATE.opening and threading.current_thread().name == _WRITER:
+            in_sql(STATE.points.hit(point))
         return super().execute(sql, *values)
+
+
+@cache
+def _find_point(sql: str) -> str:
+    """Return the point before a statement; empty for one that does not write."""
+    verb, *texts = sql.split(None, 3)
+    table = texts[verb != "UPDATE"] if len(texts) > 1 else ""
+    return f"sql {verb} {table}".strip() if verb in _CHANGES else ""
 
 
 def commit_label(writes: Sequence[Write]) -> str:

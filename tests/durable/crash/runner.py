@@ -2,7 +2,7 @@
 
 It starts no thread and has no open connection, so each child begins as a new process would. Half of what such a process
 takes is copying the memory that it shares with its parent. With snapshots, cases that begin with a kill need no first
-process, and processes that are not killed are one; every tenth case has processes of its own.
+process, and processes that are not killed are one; every twentieth case has processes of its own.
 """
 
 import asyncio
@@ -34,7 +34,9 @@ _HANG_TIMEOUT = 120
 _THREAD_TIMEOUT = 10.0
 _ENDED, _STOPS = b".", b"s"
 """What the shared process writes when a process of a case ends, and before it stops."""
-_OWN_PROCESSES = 10
+_COLLECTED = 50_000
+"""Objects from which on the shared process collects garbage; each case leaves far fewer."""
+_OWN_PROCESSES = 20
 """With snapshots, one of so many cases runs without."""
 
 
@@ -221,6 +223,7 @@ class SharedProcess:
         os.close(self._requests)
         os.close(self._states)
         gc.enable()
+        gc.set_threshold(_COLLECTED)
         with open(requests, "rb") as pipe:
             while pipe.peek(1):
                 setup, process = pickle.load(pipe)
