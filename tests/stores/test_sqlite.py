@@ -321,6 +321,21 @@ async def test_database_that_was_moved_while_in_use_takes_no_more_commits(store:
     assert len(await store.audit(TENANT)) == 2
 
 
+async def test_first_search_after_the_database_was_moved_creates_no_file(store: SqliteStore) -> None:
+    store.path.rename(store.path.with_name("moved.db"))
+    with pytest.raises(StoreError, match="cannot open database"):
+        await store.search_sessions(TENANT, "words")
+    assert not store.path.exists()
+
+
+async def test_long_conversation_is_read_completely_and_in_order(store: SqliteStore) -> None:
+    """The rest of a long one is read on another thread."""
+    ids = [f"m{n}" for n in range(600)]
+    await store.commit(TENANT, [PutSession("s"), *[AddMessage("s", id, b"{}") for id in ids]])
+    assert [row.id for row in await store.messages(TENANT, "s")] == ids
+    assert [row.id for row in await store.messages(TENANT, "s", after=100, before=500)] == ids[100:499]
+
+
 async def test_close_finishes_pending_commits(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "atlas.db")
     await store.open()

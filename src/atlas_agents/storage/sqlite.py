@@ -1,4 +1,4 @@
-"""SQLite stores: in one file without a server, with a writer thread and two reader threads; and in memory.
+"""SQLite stores: in one file without a server, with a thread for writing, for reading and for searching; and in memory.
 
 Group commit: commits that arrive while another one is being written share the next transaction, each in a savepoint of
 its own, so that one that fails does not affect the others. A commit returns after its transaction is on disk.
@@ -23,7 +23,7 @@ import msgspec
 
 from atlas_agents.core.aio import SYSTEM_CLOCK, BatchThread, Clock, QueuedRequest
 from atlas_agents.core.errors import StoreError, StoreFull, StoreInUse
-from atlas_agents.core.store import AcceptRun, ClaimJob, ClaimRun, Hit, RunRow, Where, Write
+from atlas_agents.core.store import AcceptRun, ClaimJob, ClaimRun, Hit, RunRow, StoredMessage, Where, Write
 from atlas_agents.storage.hash_chain import AuditSigner
 from atlas_agents.storage.sql import statements, tables
 from atlas_agents.storage.sql.reads import SqlReads
@@ -43,6 +43,8 @@ from atlas_agents.storage.sqlite_files import (
 T = TypeVar("T")
 _OWNING_WRITES = (AcceptRun, ClaimRun, ClaimJob)
 """Writes of a process that executes turns or jobs."""
+_SHORT_CONVERSATION = 256
+"""Messages of a conversation that are read on the thread of short reads."""
 _MEMORY = Path(":memory:")
 
 
@@ -75,7 +77,8 @@ class SqliteStore(SqlReads):
         self.path = Path(path)
         self._options = OpenOptions(self.path, must_exist, max_pages, busy_timeout)
         self._clock = clock
-        self._threads: tuple[_WriteThread, _ReadThread, _ReadThread] | None = None
+        self._threads: tuple[_WriteThread, _ReadThread] | None = None
+        self._searcher: _ReadThread | None = None
 
     @property
     def transactions(self) -> int:
@@ -85,19 +88,16 @@ class SqliteStore(SqlReads):
     async def open(self) -> None:
         if self._threads is not None:
             raise StoreError(f"database {self.path} is already open: call close() first")
-        writer, reader, searcher = (
-            _WriteThread(self._options, self._clock, self.audit_signer.row_key if self.audit_signer else None),
-            _ReadThread(self._options),
-            _ReadThread(self._options, large_cache=True),
-        )
+        writer = _WriteThread(self._options, self._clock, self.audit_signer.row_key if self.audit_signer else None)
+        reader = _ReadThread(self._options)
         try:
-            for each in (writer, reader, searcher):
+            for each in (writer, reader):
                 await each.thread.run("open")
         except BaseException:
-            for each in (reader, searcher, writer):
+            for each in (reader, writer):
                 await each.thread.close("close")
             raise
-        self._threads = writer, reader, searcher
+        self._threads = writer, reader
         if self.audit_signer is not None:
             try:
                 await self.audit_signer.open(self, self.audit_ends)
@@ -112,30 +112,52 @@ class SqliteStore(SqlReads):
         if self.audit_signer is not None:
             await self.audit_signer.close()
         if self._threads is not None:
-            threads, self._threads = self._threads, None
-            for each in reversed(threads):
-                await each.thread.close("close")
+            (writer, reader), self._threads = self._threads, None
+            searcher, self._searcher = self._searcher, None
+            for each in (searcher, reader, writer):
+                if each is not None:
+                    await each.thread.close("close")
 
     async def commit(self, tenant: str, writes: Sequence[Write]) -> list[Any]:
-        writer, _, _ = self._require_threads()
+        writer, _ = self._require_threads()
         results = await writer.thread.run(_Commit(tenant, tuple(writes)))
         self._note_audit(tenant, results)
         self._note_writes(tenant, writes)
         return results
 
     async def fetch(self, query: Query) -> list[Row]:
-        _, reader, _ = self._require_threads()
+        _, reader = self._require_threads()
         return await reader.thread.run(query)
 
     async def orphaned_runs(self) -> list[RunRow]:
         """Return the open runs of earlier processes. From now on, no other process can resume them."""
-        writer, _, _ = self._require_threads()
+        writer, _ = self._require_threads()
         return tables.RUNS.all(await writer.thread.run("orphans"))
 
     async def search(self, query: Query) -> list[Row]:
-        """Execute a search on a thread of its own, so that short reads do not wait for it."""
-        _, _, searcher = self._require_threads()
-        return await searcher.thread.run(query)
+        """Execute a search on a thread of its own, so that short reads do not wait for it; the first one starts it."""
+        self._require_threads()
+        if self._searcher is None:
+            self._searcher = _ReadThread(self._options, large_cache=True)
+        return await self._searcher.thread.run(query)
+
+    async def messages(
+        self,
+        tenant: str,
+        session: str,
+        *,
+        after: int = 0,
+        before: int | None = None,
+        limit: int | None = None,
+        last: bool = False,
+    ) -> list[StoredMessage]:
+        """Read a short conversation as other short reads, and only the rest of a long one as a search."""
+        if limit is not None or last:
+            return await super().messages(tenant, session, after=after, before=before, limit=limit, last=last)
+        rows = await super().messages(tenant, session, after=after, before=before, limit=_SHORT_CONVERSATION)
+        if len(rows) == _SHORT_CONVERSATION:
+            rows += await super().messages(tenant, session, after=rows[-1].seq, before=before)
+        return rows
 
     async def scan(self, query: Query) -> list[Row]:
         """Execute a query on a connection and thread of its own, so that not even searches wait for it."""
@@ -155,7 +177,7 @@ class SqliteStore(SqlReads):
     ) -> list[Row]:
         return await match_sessions_sqlite(self.search, tenant, words, prefix, before, limit)
 
-    def _require_threads(self) -> "tuple[_WriteThread, _ReadThread, _ReadThread]":
+    def _require_threads(self) -> "tuple[_WriteThread, _ReadThread]":
         if self._threads is None:
             raise StoreError(f"database {self.path} is not open: call open() first")
         return self._threads
@@ -311,15 +333,12 @@ class _ReadThread:
                 queued.result = self._execute(queued.request)
 
     def _execute(self, request: _ReadRequest) -> Any:
-        if request == "open":
-            self._connection = open_reader(self._options, large_cache=self._large_cache)
-            return None
         if request == "close":
             connection, self._connection = self._connection, None
             return None if connection is None else connection.close()
         if self._connection is None:
-            raise StoreError(f"database {self._path} is not open")
-        return execute(self._connection, request)
+            self._connection = open_reader(self._options, large_cache=self._large_cache)
+        return None if request == "open" else execute(self._connection, request)
 
 
 def execute(connection: sqlite3.Connection, query: Query) -> list[Row]:

@@ -113,8 +113,8 @@ def open_writer(options: OpenOptions) -> sqlite3.Connection:
 
 
 def open_reader(options: OpenOptions, *, large_cache: bool = False) -> sqlite3.Connection:
-    """Open a read-only connection. A large cache is for searches, which read much of the file."""
-    connection = _connect(options)
+    """Open a read-only connection to an existing file. A large cache is for searches, which read much of it."""
+    connection = _connect(options, f"{options.path.absolute().as_uri()}?mode=rw")
     if large_cache:
         connection.execute(f"PRAGMA cache_size = -{_LARGE_CACHE:d}")
     connection.execute("PRAGMA query_only = ON")
@@ -157,9 +157,15 @@ def file_identity(path: Path) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def _connect(options: OpenOptions) -> sqlite3.Connection:
+def _connect(options: OpenOptions, uri: str | None = None) -> sqlite3.Connection:
     try:
-        return sqlite3.connect(options.path, timeout=options.busy_timeout, isolation_level=None, cached_statements=256)
+        return sqlite3.connect(
+            uri or options.path,
+            timeout=options.busy_timeout,
+            isolation_level=None,
+            cached_statements=256,
+            uri=uri is not None,
+        )
     except sqlite3.Error as error:
         raise translate_error(error, options.path) from error
 
