@@ -22,7 +22,7 @@ from atlas_agents import (
 )
 from atlas_agents.builtin_tools.team import delegate_task
 from atlas_agents.core.messages import STEERING_RUN
-from atlas_agents.providers.base import Capabilities, Chunk, Request, TextChunk, ToolCallChunk
+from atlas_agents.providers.base import BaseProvider, Capabilities, Chunk, Request, TextChunk, ToolCallChunk
 from atlas_agents.testing import Reply, Scripted, calls, fails, says, thinks
 from crash.fault_points import in_model
 from crash.process_state import STATE
@@ -100,7 +100,7 @@ STOPPED = ("stopped", "stopped later")
 """Scenarios that the client cancels."""
 
 
-class ReplayModel:
+class ReplayModel(BaseProvider):
     """A model that replays its scenario; with `breaks` it fails after half of a reply."""
 
     def __init__(self, id: str = "player", *, breaks: bool = False) -> None:
