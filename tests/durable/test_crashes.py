@@ -5,7 +5,6 @@ snapshot of the files at its point instead, and processes that are not killed ar
 cases, each with processes of its own.
 """
 
-import asyncio
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
@@ -107,13 +106,13 @@ def test_regression_cases_hold(crash: Crash) -> None:
 
 def test_snapshot_is_what_kill_9_leaves(crash: Crash) -> None:
     """Byte by byte: the process is stopped, its files are copied, and it is killed."""
-    tally = crash("snapshots", "--distinct", "--count", "3")
+    tally = crash("snapshots", "--distinct", "--count", "3", "--snapshots")
     assert not tally.bad, "\n\n".join(tally.bad)
     assert tally.injected[1] >= 34
 
 
 def test_change_after_the_last_recovery_is_noticed(tmp_path: Path) -> None:
-    asyncio.run(make(tmp_path / "atlas.db"))
+    make(tmp_path / "atlas.db")
     database = SqliteDatabase(tmp_path)
     with database.watch() as changed, closing(sqlite3.connect(tmp_path / "atlas.db", isolation_level=None)) as other:
         assert not changed()

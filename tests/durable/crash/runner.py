@@ -81,9 +81,9 @@ class Runner:
         self._snapshots: dict[tuple[Plan, ...], Snapshot] = {}
         """Of the present script, by the kills before."""
         self._shared = SharedProcess()
+        make(folder / "made.db")
         gc.collect()
         gc.freeze()
-        run_in_child(lambda: make(folder / "made.db"))
         self._empty_database = (folder / "made.db").read_bytes()
 
     def run(self, case: Case) -> Outcome:
@@ -112,7 +112,7 @@ class Runner:
         setup = self.set_up(case.script)
         child = self.start(setup, CaseProcess(1, Plan("snapshot", snapshots=(case.plans[0].at,))))
         different = compare_with_kill(setup, child, self._folder / "snapshots")
-        return self._run_processes(setup, case, ["killed"], own=True), different
+        return self._run_processes(setup, case, ["killed"], own=not self._shares), different
 
     def take_snapshots(self, cases: Sequence[Case]) -> None:
         """Take the snapshots with which these cases of one script begin, instead of those of the script before.

@@ -14,7 +14,7 @@ import msgspec
 from atlas_agents.core.aio import Clock
 from atlas_agents.core.store import AuditRow, JournalKind, JournalRow, RunStatus, Store
 from atlas_agents.storage.sql.tables import run_key, unpack_hash, unpack_steps, unpack_value
-from atlas_agents.storage.sqlite import SqliteStore
+from atlas_agents.storage.sqlite_files import OpenOptions, open_writer
 from crash.faulty_store import FaultyStore
 
 Rows: TypeAlias = Sequence[Sequence[Any]]
@@ -146,11 +146,9 @@ class SqliteDatabase:
             return tables([()] * len(QUERIES))
 
 
-async def make(path: Path) -> None:
-    """Create a database with empty tables."""
-    store = SqliteStore(path)
-    await store.open()
-    await store.close()
+def make(path: Path) -> None:
+    """Create a database with empty tables, without starting a thread."""
+    open_writer(OpenOptions(path, must_exist=False, max_pages=None, busy_timeout=5.0)).close()
 
 
 def tables(found: Sequence[Rows]) -> Tables:
