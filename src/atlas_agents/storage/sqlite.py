@@ -151,7 +151,7 @@ class SqliteStore(SqlReads):
         limit: int | None = None,
         last: bool = False,
     ) -> list[StoredMessage]:
-        """Read a short conversation as other short reads, and only the rest of a long one as a search."""
+        """Return the messages of a session in order. What is beyond the first 256 is read on the thread of searches."""
         if limit is not None or last:
             return await super().messages(tenant, session, after=after, before=before, limit=limit, last=last)
         rows = await super().messages(tenant, session, after=after, before=before, limit=_SHORT_CONVERSATION)
