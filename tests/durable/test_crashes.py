@@ -5,6 +5,7 @@ snapshot of the files at its point instead, and processes that are not killed ar
 cases, each with processes of its own.
 """
 
+import asyncio
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
@@ -12,13 +13,16 @@ from pathlib import Path
 from typing import TypeAlias
 
 import msgspec
+import psycopg
 import pytest
 from crash.bugs import BUGS
+from crash.on_postgres import PostgresDatabase, migrate
 from crash.scripts import JOBS, SCRIPTS
 from crash.stores import SqliteDatabase, make
 from crash.tally import Tally
 
 import fork_server
+from stores.postgres_server import PostgresServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -120,6 +124,18 @@ def test_change_after_the_last_recovery_is_noticed(tmp_path: Path) -> None:
         assert not changed()
         other.execute("INSERT INTO counters (tenant, agent_id, day, used) VALUES ('t', 'a', 'd', 1)")
         assert changed()
+
+
+def test_change_after_the_last_recovery_is_noticed_on_postgres() -> None:
+    with PostgresServer() as server:
+        url = server.made("watched")
+        asyncio.run(migrate(url))
+        with PostgresDatabase(url).watch() as changed, psycopg.connect(url, autocommit=True) as other:
+            assert not changed()
+            other.execute("CREATE TABLE unrelated (id int)")
+            assert not changed()
+            other.execute("INSERT INTO atlas.counters (tenant, agent_id, day, used) VALUES ('t', 'a', 'd', 1)")
+            assert changed()
 
 
 def test_resumed_zombie_process_writes_nothing(holds: Crash) -> None:

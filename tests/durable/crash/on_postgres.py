@@ -79,7 +79,7 @@ def postgres() -> Generator[Callable[[], Database]]:
     _install_faults()
     with PostgresServer() as server, ExitStack() as last:
         migrated = server.made("migrated")
-        run_in_child(lambda: _migrate(migrated))
+        run_in_child(lambda: migrate(migrated))
 
         def create() -> Database:
             last.close()
@@ -88,7 +88,8 @@ def postgres() -> Generator[Callable[[], Database]]:
         yield create
 
 
-async def _migrate(url: str) -> None:
+async def migrate(url: str) -> None:
+    """Create the tables in a new database."""
     store = PostgresStore(url, schema=_SCHEMA)
     await store.open()
     await store.close()
