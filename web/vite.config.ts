@@ -31,5 +31,6 @@ export default defineConfig({
       ]),
     ),
   },
-  test: { environment: "node", include: ["src/**/*.test.ts"] },
+  // One thread for all files: to import React and antd again for each takes longer than the tests.
+  test: { environment: "node", include: ["src/**/*.test.ts"], pool: "threads", maxWorkers: 1, isolate: false },
 });
