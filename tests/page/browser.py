@@ -290,25 +290,29 @@ class Tab:
         self.page.emulate_media(color_scheme=theme)
         self.page.locator(f"html[data-theme='{theme}']").wait_for()
 
-    def axe_violations(self, rules: Sequence[str] | None = None, *, minor: bool = False) -> list[dict[str, str]]:
+    def axe_violations(
+        self, rules: Sequence[str] | None = None, *, within: str = "html", minor: bool = False
+    ) -> list[dict[str, str]]:
         """Return the serious and critical violations of all or some accessibility rules, once animations have ended.
 
-        With `minor`, the result includes other violations.
+        With `within`, a selector, only that part of the page is checked, which takes less time where the test has
+        checked the rest. With `minor`, the result includes other violations.
         """
         self.wait_for_animations()
         if not self.page.evaluate("'axe' in window"):
             self.page.evaluate(AXE.read_text(encoding="utf-8"))
-        check = """async ({ rules, impacts }) => {
+        check = """async ({ rules, impacts, within }) => {
           const chosen = axe._audit.rules.filter(({ id, enabled, impact, tags }) =>
             rules ? rules.includes(id) : enabled && impacts.includes(impact) && !tags.includes("experimental"));
           const runOnly = chosen.map(({ id }) => id);
-          const { violations } = await axe.run(document, { runOnly, resultTypes: ["violations"] });
+          const { violations } = await axe.run(within, { runOnly, resultTypes: ["violations"] });
           const describe = (node) => `${node.target} ${node.failureSummary}`;
           return violations.filter(({ impact }) => impacts.includes(impact))
             .map(({ id, impact, nodes }) => ({ id, impact, nodes: nodes.map(describe).join(" | ") }));
         }"""
         impacts = ["serious", "critical", *(["moderate", "minor"] if minor else [])]
-        return self.page.evaluate(check, {"rules": rules and list(rules), "impacts": impacts})
+        chosen = {"rules": rules and list(rules), "impacts": impacts, "within": within}
+        return self.page.evaluate(check, chosen)
 
     def fits_width(self) -> bool:
         """Return whether the page does not scroll sideways."""
