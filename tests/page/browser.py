@@ -61,6 +61,7 @@ ARGUMENTS = (
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
+    "--process-per-site",  # the tabs of a window share a process
     f"--js-flags={','.join(SCRIPT_ENGINE)}",
 )
 """Disable requests of the browser itself: the tests check every request that is made."""
