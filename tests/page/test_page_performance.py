@@ -83,6 +83,26 @@ def test_long_answer_keeps_up_with_the_stream(tab: Tab) -> None:
     assert seconds - streamed < max(20.0, 2 * streamed), (seconds, streamed)
 
 
+def test_streamed_text_renders_nothing_but_the_conversation(tab: Tab) -> None:
+    """React gives an element new properties whenever its component is rendered."""
+    words = "".join(f"word{number}. " for number in range(60))
+    tab.send(script([["pace", 0.02], ["drop", words], ["text", "Done."]]))
+    tab.wait_for_answer("word20.")
+    before = tab.page.evaluate_handle(f"({PROPERTIES})()")
+    tab.wait_for_answer("word59.")
+    assert tab.button("Stop").is_visible()
+    same = f"before => ({PROPERTIES})().map((each, index) => each !== undefined && each === before[index])"
+    assert tab.page.evaluate(same, before) == [True, True, True]
+    tab.gateway.release()
+    tab.wait_for_answer("Done.")
+
+
+PROPERTIES = """() => [".sidebar .new-chat", ".chat-header button", ".composer select"].map((selector) => {
+  const element = document.querySelector(selector);
+  return element[Object.keys(element).find((key) => key.startsWith("__reactProps"))];
+})"""
+
+
 def busy_seconds(session: Any) -> float:
     metrics = {each["name"]: each["value"] for each in session.send("Performance.getMetrics")["metrics"]}
     return float(metrics["TaskDuration"])

@@ -1,7 +1,7 @@
 // Chat view: the conversation of one session and the composer.
 
 import { Spin } from "antd";
-import { lazy, Suspense, useEffect, useMemo, useState } from "react";
+import { lazy, Suspense, useCallback, useEffect, useMemo, useState } from "react";
 import { type CodeSource, findArtifacts, OpenArtifact } from "../artifacts/artifacts";
 import { useFeedback } from "../components/feedback";
 import { NotFound } from "../layout/not-found";
@@ -34,6 +34,7 @@ export default function Chat({ id, isNew }: { id: string; isNew: boolean }) {
   }, [client, id]);
   const artifacts = useMemo(() => findArtifacts(session.messages), [session.messages]);
   const [choice, setChoice] = useModelChoice(id);
+  const chooseHere = useCallback((model: string, effort: string) => setChoice({ model, effort }), [setChoice]);
   const actions = useMessageActions(id);
   const running = Object.values(session.runs).some(isOpenRun);
   const agentId = selectedAgent || session.session?.agentId || "";
@@ -46,7 +47,7 @@ export default function Chat({ id, isNew }: { id: string; isNew: boolean }) {
     <OpenArtifact value={setArtifact}>
       <div className="chat-and-artifact">
         <div className="chat">
-          <ChatHeader state={session} artifacts={artifacts} onArtifact={setArtifact} />
+          <ChatHeader sessionKey={id} session={session.session} artifacts={artifacts} onArtifact={setArtifact} />
           {!empty ? (
             <MessageList key={`messages ${id}`} state={session} actions={actions} />
           ) : session.loaded || status !== "connecting" ? (
@@ -54,11 +55,7 @@ export default function Chat({ id, isNew }: { id: string; isNew: boolean }) {
           ) : (
             <Spin className="centered" />
           )}
-          <ModelHint
-            agentId={agentId}
-            chosen={choice.model}
-            onUseHere={(model, effort) => setChoice({ model, effort })}
-          />
+          <ModelHint agentId={agentId} chosen={choice.model} onUseHere={chooseHere} />
           <Composer
             key={`composer ${id}`}
             sessionKey={id}
@@ -98,7 +95,9 @@ function useModelChoice(id: string): [ModelChoice, (choice: ModelChoice) => void
       .catch(() => undefined);
   }, [client, id, known, pending]);
   const { model = "", effort = "" } = pending ?? (key === id ? session : undefined) ?? {};
-  return [{ model, effort }, (choice) => setChosen({ id, choice })];
+  const choice = useMemo(() => ({ model, effort }), [model, effort]);
+  const choose = useCallback((next: ModelChoice) => setChosen({ id, choice: next }), [id]);
+  return [choice, choose];
 }
 
 /** Stop the run when Escape is pressed, unless it closes something else. */

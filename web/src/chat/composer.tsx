@@ -10,7 +10,7 @@ import {
   RobotOutlined,
 } from "@ant-design/icons";
 import { Button, Spin } from "antd";
-import { type KeyboardEvent, lazy, Suspense, useEffect, useRef, useState } from "react";
+import { type KeyboardEvent, lazy, memo, Suspense, useEffect, useRef, useState } from "react";
 import { useFeedback } from "../components/feedback";
 import { Popover } from "../components/popover";
 import { Sender, type SenderHandle } from "../components/sender";
@@ -33,7 +33,9 @@ interface Props {
 /** Bytes of a frame that are left for everything but text and attachments. */
 const FRAME_OVERHEAD = 64 * 1024;
 
-export function Composer({ sessionKey, running, agentId, onAgentChange, choice, onChoice }: Props) {
+/** Rendered again when its properties change, not with each part of a streamed answer. */
+export const Composer = memo(function Composer(props: Props) {
+  const { sessionKey, running, agentId, onAgentChange, choice, onChoice } = props;
   const client = useClient();
   const { agents, maxFrameBytes, principal } = useAppState();
   const { message: toast } = useFeedback();
@@ -172,7 +174,7 @@ export function Composer({ sessionKey, running, agentId, onAgentChange, choice, 
       />
     </div>
   );
-}
+});
 
 const ModelPicker = lazy(() => import("./model-picker"));
 

@@ -12,7 +12,7 @@ import {
   PushpinOutlined,
 } from "@ant-design/icons";
 import { Button } from "antd";
-import { useState } from "react";
+import { memo, useState } from "react";
 import type { Artifact, CodeSource } from "../artifacts/artifacts";
 import { useFeedback } from "../components/feedback";
 import { Input } from "../components/input";
@@ -25,18 +25,19 @@ import type { SessionState } from "../state/session";
 import { type ExportFormat, exportSession, sessionAsMarkdown } from "./export";
 
 interface Props {
-  state: SessionState;
+  sessionKey: string;
+  session: SessionState["session"];
   artifacts: Artifact[];
   onArtifact: (source: CodeSource) => void;
 }
 
-export function ChatHeader({ state, artifacts, onArtifact }: Props) {
+/** Rendered again when the session or its artifacts change, not with each part of a streamed answer. */
+export const ChatHeader = memo(function ChatHeader({ sessionKey: key, session, artifacts, onArtifact }: Props) {
   const client = useClient();
   const { message: toast, modal } = useFeedback();
   const [newName, setNewName] = useState<string>();
   const [folder, setFolder] = useState<string>();
   const { sessions } = useAppState();
-  const { session, key } = state;
   if (!session?.createdAt) return null;
   const showOutcome = (work: Promise<unknown>, success?: string) =>
     void work.then(
@@ -177,7 +178,7 @@ export function ChatHeader({ state, artifacts, onArtifact }: Props) {
       </DropdownMenu>
     </header>
   );
-}
+});
 
 /** Opens the latest artifact of the chat. */
 function ArtifactsButton({ artifacts, onOpen }: { artifacts: Artifact[]; onOpen: (source: CodeSource) => void }) {

@@ -5,7 +5,7 @@ import { type ComponentType, lazy, type ReactNode, Suspense, useEffect, useRef, 
 import Chat from "../chat/chat";
 import { Icon } from "../components/icons";
 import { RouteLink } from "../components/link";
-import { useAppState, useClient, useSession } from "../state/hooks";
+import { useAppState, useClient, useSessionName } from "../state/hooks";
 import { singleKey } from "../state/shortcuts";
 import { Announcements } from "./announcements";
 import { NotFound, SearchContext } from "./not-found";
@@ -43,7 +43,6 @@ export function Layout({ onSignOut }: { onSignOut: () => void }) {
   const [drawerOpen, setDrawerOpen] = useState(false);
   const [searchOpen, setSearchOpen] = useState(false);
   const [shortcutsOpen, setShortcutsOpen] = useState(false);
-  const title = useTitle(route);
   useNotifications();
   useMarkRead();
   useEffect(() => {
@@ -68,7 +67,7 @@ export function Layout({ onSignOut }: { onSignOut: () => void }) {
           </Drawer>
         )}
         <main id="main" tabIndex={-1}>
-          <TopBar title={title} onMenu={() => setDrawerOpen(true)} />
+          <TopBar route={route} onMenu={() => setDrawerOpen(true)} />
           <ConnectionBanner />
           <Suspense fallback={<Spin className="centered" />}>
             <CurrentView route={route} />
@@ -97,8 +96,7 @@ function CurrentView({ route: { view, id, isNew = false } }: { route: Route }) {
 
 /** Return the name of what is shown, and set the title of the browser tab. */
 function useTitle({ view, id }: Route): string {
-  const { key, session } = useSession();
-  const chat = (key === id && session?.label) || "New chat";
+  const chat = useSessionName(id) || "New chat";
   const title = view === "chat" ? chat : view === "missing" ? "Page not found" : VIEWS[view].name;
   const { approvals, unread } = useAppState();
   useEffect(() => {
@@ -142,7 +140,8 @@ function Drawer({ onClose, children }: { onClose: () => void; children: ReactNod
   );
 }
 
-function TopBar({ title, onMenu }: { title: string; onMenu: () => void }) {
+function TopBar({ route, onMenu }: { route: Route; onMenu: () => void }) {
+  const title = useTitle(route);
   const { approvals } = useAppState();
   const count = approvals.length;
   return (

@@ -1,6 +1,6 @@
 // Line or card above the composer about the model in use: the set-up card on the first start, or a short notice.
 
-import { lazy, Suspense, useState } from "react";
+import { lazy, memo, Suspense, useState } from "react";
 import { useAppState } from "../state/hooks";
 import type { UseHere } from "./models";
 
@@ -19,7 +19,7 @@ interface Props {
   onUseHere: UseHere;
 }
 
-export function ModelHint({ agentId, chosen, onUseHere }: Props) {
+export const ModelHint = memo(function ModelHint({ agentId, chosen, onUseHere }: Props) {
   const { agents, principal, status } = useAppState();
   const [dismissed, setDismissed] = useState(() => localStorage.getItem(CARD_KEY) !== null);
   const agent = agents.find(({ id }) => id === agentId) ?? agents.find((each) => each.default) ?? agents[0];
@@ -54,7 +54,7 @@ export function ModelHint({ agentId, chosen, onUseHere }: Props) {
       />
     </Suspense>
   );
-}
+});
 
 function Notice({ text, canAddKey, onUseHere }: { text: string; canAddKey: boolean; onUseHere: UseHere }) {
   const [dismissed, setDismissed] = useState(() => localStorage.getItem(NOTICE_KEY));

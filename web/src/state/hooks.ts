@@ -25,6 +25,16 @@ export function useSession(): SessionState {
   return useSyncExternalStore(session.subscribe, session.snapshot);
 }
 
+/** Return the name of a session while it is open. Text that is streamed into it does not render the caller again. */
+export function useSessionName(id: string): string | undefined {
+  const { session } = useClient();
+  const name = () => {
+    const { key, session: open } = session.snapshot();
+    return key === id ? open?.label : undefined;
+  };
+  return useSyncExternalStore(session.subscribe, name);
+}
+
 /** Whether a user has access to their own sessions only, and may not change settings. */
 export function isGuest(principal: Principal): boolean {
   return principal.sessions === "own" && !principal.scopes.includes("admin");
