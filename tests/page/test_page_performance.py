@@ -83,20 +83,30 @@ def test_long_answer_keeps_up_with_the_stream(tab: Tab) -> None:
     assert seconds - streamed < max(20.0, 2 * streamed), (seconds, streamed)
 
 
-def test_streamed_text_renders_nothing_but_the_conversation(tab: Tab) -> None:
+def test_streamed_text_renders_nothing_but_the_conversation_and_reads_no_storage(tab: Tab) -> None:
     """React gives an element new properties whenever its component is rendered."""
     words = "".join(f"word{number}. " for number in range(60))
     tab.send(script([["pace", 0.02], ["drop", words], ["text", "Done."]]))
     tab.wait_for_answer("word20.")
     before = tab.page.evaluate_handle(f"({PROPERTIES})()")
+    tab.page.evaluate(COUNT_STORAGE_READS)
     tab.wait_for_answer("word59.")
     assert tab.button("Stop").is_visible()
     same = f"before => ({PROPERTIES})().map((each, index) => each !== undefined && each === before[index])"
     assert tab.page.evaluate(same, before) == [True, True, True]
+    assert tab.page.evaluate("window.storageReads") == 0
     tab.gateway.release()
     tab.wait_for_answer("Done.")
 
 
+COUNT_STORAGE_READS = """() => {
+  const read = Storage.prototype.getItem;
+  window.storageReads = 0;
+  Storage.prototype.getItem = function (key) {
+    window.storageReads++;
+    return read.call(this, key);
+  };
+}"""
 PROPERTIES = """() => [".sidebar .new-chat", ".chat-header button", ".composer select"].map((selector) => {
   const element = document.querySelector(selector);
   return element[Object.keys(element).find((key) => key.startsWith("__reactProps"))];

@@ -215,8 +215,9 @@ export class AtlasClient {
   }
 
   private setSession(state: SessionState): void {
+    const { key, pending } = this.session.current;
     this.session.set(state);
-    if (state.pending.length || loadPendingMessages()[state.key]) savePendingMessages(state.key, state.pending);
+    if (state.key !== key || state.pending !== pending) savePendingMessages(state.key, state.pending);
   }
 
   private handleStatus(status: ConnectionStatus): void {
