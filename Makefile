@@ -57,7 +57,7 @@ sbom: $(READY) ## Write a bill of materials (CycloneDX) and a licence list to di
 lint: $(READY) ## Check format, lint, types and layers, in Python and in the web UI
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
-	$(BIN)/pyright --threads $$(getconf _NPROCESSORS_ONLN)
+	$(BIN)/pyrefly check --summary=none
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python hatch_build.py lint
 

@@ -95,9 +95,9 @@ def pytest_collection(session: pytest.Session) -> None:
         cached = rewrite.get_cache_dir(module) / f"{module.stem}{rewrite.PYC_TAIL}"
         if not cached.exists() or cached.stat().st_mtime < module.stat().st_mtime:
             rewrite.try_makedirs(cached.parent)
-            digest, code = rewrite._rewrite_test(module, session.config)  # pyright: ignore[reportPrivateUsage]
+            digest, code = rewrite._rewrite_test(module, session.config)
             state = session.config.stash[rewrite.assertstate_key]
-            rewrite._write_pyc(state, code, digest, cached)  # pyright: ignore[reportPrivateUsage]
+            rewrite._write_pyc(state, code, digest, cached)
 
 
 def pytest_collectstart() -> None:

@@ -49,4 +49,4 @@ def test_page_shows_all_rows_and_results() -> None:
 )
 def test_result_of_a_backend_is_that_of_its_cases(cases: list[tuple[str, str]], state: str) -> None:
     row = attack_page.Row("x", "An attack.", "tests/x.py::test_x", ("landlock",))
-    assert attack_page._row_states(row, cases) == ({"landlock": state} if state else {})  # pyright: ignore[reportPrivateUsage]
+    assert attack_page._row_states(row, cases) == ({"landlock": state} if state else {})

@@ -50,9 +50,9 @@ def as_dict(shape: dict[str, Any]) -> Any:
 def as_attributes(shape: Any) -> Any:
     """Convert a dict to objects with attributes, recursively."""
     if isinstance(shape, dict):
-        return SimpleNamespace(**{key: as_attributes(value) for key, value in shape.items()})  # pyright: ignore
+        return SimpleNamespace(**{key: as_attributes(value) for key, value in shape.items()})
     if isinstance(shape, list):
-        return [as_attributes(item) for item in shape]  # pyright: ignore[reportUnknownVariableType]
+        return [as_attributes(item) for item in shape]
     return shape
 
 
@@ -85,7 +85,7 @@ async def test_any_callable_may_return_a_completion_in_any_form(kind: str, shape
         "async": later,
         "object": Provider(),
         "partial": partial(with_name, "x"),
-        "lambda": lambda request: later(request),  # pyright: ignore[reportUnknownLambdaType,reportUnknownArgumentType]
+        "lambda": lambda request: later(request),
     }
     async with in_memory_atlas(models[kind], [weather]) as atlas:
         result = await atlas.run("Lima?")

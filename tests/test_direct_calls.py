@@ -140,7 +140,7 @@ async def test_call_interrupted_by_a_crash_is_unknown_and_not_repeated() -> None
     before = Atlas([Agent("a", tools=[transfer])], store=store)
     stream = await before.begin_call("transfer", {})
     await asyncio.wait_for(began.wait(), TIMEOUT)
-    run = stream._run  # type: ignore
+    run = stream._run
     run.journal.detach()  # type: ignore
     async with Atlas([Agent("a", tools=[transfer])], store=store) as after:
         (again,) = await after.recover()

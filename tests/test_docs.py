@@ -15,7 +15,7 @@ import yaml
 import api_pages
 import doc_examples
 from atlas_agents.cli.app import app
-from atlas_agents.cli.command import Group, UsageError
+from atlas_agents.cli.command import Command, Group, UsageError
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -37,7 +37,7 @@ def listed(entry: Any) -> list[str]:
         case str():
             return [entry]
         case dict():
-            return [page for below in entry.values() for page in listed(below)]  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+            return [page for below in entry.values() for page in listed(below)]
         case _:
             return [page for below in entry for page in listed(below)]
 
@@ -49,7 +49,7 @@ def titled(entries: Any) -> list[tuple[str, str]]:
         if isinstance(below, str):
             found.append((below, title))
         else:
-            found += titled([item for each in below if isinstance(each, dict) for item in each.items()])  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+            found += titled([item for each in below if isinstance(each, dict) for item in each.items()])
     return found
 
 
@@ -177,7 +177,7 @@ def command_trouble(arguments: list[str], *, complete: bool) -> str:
         found, arguments = found.find(arguments[0]), arguments[1:]
     if isinstance(found, Group):
         found = found.find(found.default) if found.default else None
-    if found is None:
+    if not isinstance(found, Command):
         return "no command is named" if complete else ""
     try:
         found.parse([each for each in arguments if each not in (">", "2>&1", "&")])

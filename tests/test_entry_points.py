@@ -50,13 +50,13 @@ both = pytest.mark.parametrize("kind", ["agent", "atlas"])
 
 async def check_types(agent: Agent, atlas: Atlas) -> None:
     """Never called: a type checker reads it."""
-    assert_type(await agent.run("Where?", output=City), RunResult[City])
-    assert_type((await atlas.run("Where?", session="ana", output=City)).output, City)
-    assert_type((await atlas.run("Where?", output=list[int])).output, list[int])
+    assert_type(await agent.run("Where?", output=City), RunResult[City])  # pyrefly: ignore[assert-type] - it does not infer T beside object
+    assert_type((await atlas.run("Where?", session="ana", output=City)).output, City)  # pyrefly: ignore[assert-type] - it does not infer T beside object
+    assert_type((await atlas.run("Where?", output=list[int])).output, list[int])  # pyrefly: ignore[assert-type] - it does not infer T beside object
     assert_type((await agent.run("Where?")).output, Any)
     assert_type((await agent.run("Where?", output={"type": "object"})).output, Any)
-    assert_type(agent.run_sync("Where?", output=City).output, City)
-    assert_type(atlas.run_sync("Where?", output=City, session="ana", model="openai/x"), RunResult[City])
+    assert_type(agent.run_sync("Where?", output=City).output, City)  # pyrefly: ignore[assert-type] - it does not infer T beside object
+    assert_type(atlas.run_sync("Where?", output=City, session="ana", model="openai/x"), RunResult[City])  # pyrefly: ignore[assert-type] - it does not infer T beside object
     assert_type(atlas.ask_sync("Where?", session="ana"), Message)
     assert_type(agent.ask_sync("Where?"), Message)
     assert_type(agent.stream_sync("Where?", user="ana"), SyncStream)

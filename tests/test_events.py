@@ -284,7 +284,7 @@ async def test_every_event_name_can_be_subscribed() -> None:
     clock = VirtualClock()
     async with in_memory_atlas(model, [weather], clock=clock) as atlas, asyncio.timeout(TIMEOUT):
         for name in ("message:sent", "stream:start", "stream:chunk", "stream:reset", "tool:called", "tool:result"):
-            atlas.on(name, lambda event: received.append(event.type))  # pyright: ignore[reportArgumentType]
+            atlas.on(name, lambda event: received.append(event.type))
         atlas.on("stream:end", lambda event: received.append(event.type))
         atlas.on("message:received", lambda event: received.append(event.type))
         stream = atlas.send("go")
@@ -337,9 +337,9 @@ def test_unknown_event_error_lists_the_known_names() -> None:
     atlas = in_memory_atlas(Scripted())
     for use in (atlas.on, atlas.off):
         with pytest.raises(ConfigError, match=r"unknown event 'tool:results', expected one of .*tool:result"):
-            use("tool:results", print)  # pyright: ignore[reportArgumentType]
+            use("tool:results", print)  # pyrefly: ignore[bad-argument-type] - wrong on purpose
     with pytest.raises(ConfigError, match="expected a function that takes an event, got 7"):
-        atlas.on("error", 7)  # pyright: ignore[reportArgumentType]
+        atlas.on("error", 7)  # pyrefly: ignore[bad-argument-type] - wrong on purpose
 
 
 async def test_failed_turn_is_reported_to_error_subscribers() -> None:

@@ -21,7 +21,7 @@ from atlas_agents.testing import (
     Simulation,
     calls,
     fails,
-    fault_simulator,  # noqa: F401 # pyright: ignore[reportUnusedImport]
+    fault_simulator,  # noqa: F401
     says,
 )
 from atlas_agents.testing.faults import FAULT_KINDS

@@ -534,7 +534,7 @@ class NoClass:
     """An object whose `__class__` raises."""
 
     @property
-    def __class__(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def __class__(self) -> Any:
         raise KeyboardInterrupt
 
 

@@ -49,7 +49,7 @@ def entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     (tmp_path / "broken_plugin.py").write_text("raise RuntimeError('no licence')")
     (tmp_path / "leaving_plugin.py").write_text("raise SystemExit(3)")
     (tmp_path / "slow_plugin.py").write_text("import time; time.sleep(30)")
-    monkeypatch.syspath_prepend(str(tmp_path))  # pyright: ignore[reportUnknownMemberType]
+    monkeypatch.syspath_prepend(str(tmp_path))
     for name in ("some_plugin", "broken_plugin", "leaving_plugin", "slow_plugin"):
         monkeypatch.delitem(sys.modules, name, raising=False)
 

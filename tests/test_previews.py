@@ -154,4 +154,4 @@ async def test_edited_arguments_are_bound_to_their_own_facts_for_one_call() -> N
 @pytest.mark.parametrize("term", ["preview", "binds", "reconcile"])
 def test_option_that_is_not_callable_is_rejected(term: str) -> None:
     with pytest.raises(BadTool, match=f"{term} of tool 'put' must be a function"):
-        Tool("put", print, **{term: "text"})  # pyright: ignore[reportArgumentType]
+        Tool("put", print, **{term: "text"})  # pyrefly: ignore[bad-argument-type] - wrong on purpose

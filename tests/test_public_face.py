@@ -8,7 +8,7 @@ import json
 import types
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -228,7 +228,7 @@ def test_scripted_model_is_a_provider() -> None:
 
 
 async def test_events_are_one_union_discriminated_by_type() -> None:
-    kinds: Sequence[Any] = Event.__args__  # pyright: ignore[reportAttributeAccessIssue]
+    kinds: Sequence[Any] = get_args(Event)
     assert sorted(kind.type for kind in kinds) == sorted(
         [
             "message:sent",

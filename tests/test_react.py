@@ -11,6 +11,7 @@ from atlas_agents.core.events import StreamChunk, StreamReset, StreamThinking
 from atlas_agents.core.messages import ToolCall, ToolResult, ToolSpec, assistant, user
 from atlas_agents.core.messages import tool as results
 from atlas_agents.providers.base import (
+    Capabilities,
     DoneChunk,
     Request,
     ResetChunk,
@@ -209,9 +210,7 @@ async def test_complete_turn_uses_text_only() -> None:
 async def test_provider_without_tools_uses_react() -> None:
     class Plain(Scripted):
         @property
-        def capabilities(self):
-            from atlas_agents.providers.base import Capabilities
-
+        def capabilities(self) -> Capabilities:
             return Capabilities(tools=False)
 
     model = Plain(says("Action: clock"), says("Final Answer: Noon."))

@@ -89,7 +89,7 @@ def test_required_packages_have_no_licence_that_forbids_distribution(bom: dict[s
     ],
 )
 def test_report_without_any_checked_package_does_not_count(text: str, checked: bool) -> None:
-    assert (supply_chain._read_report(text) is not None) is checked  # pyright: ignore[reportPrivateUsage]
+    assert (supply_chain._read_report(text) is not None) is checked
 
 
 def test_vulnerable_package_fails_the_check(capsys: pytest.CaptureFixture[str]) -> None:

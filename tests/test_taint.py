@@ -299,7 +299,7 @@ def test_invalid_rule_is_reported_with_its_place(tmp_path: Path, text: str, prob
 
 def test_tool_with_an_unknown_rule_is_rejected() -> None:
     with pytest.raises(BadTool, match="when_tainted of tool 'x' must be one of allow, ask, deny, got 'maybe'"):
-        Tool("x", print, when_tainted="maybe")  # pyright: ignore[reportArgumentType]
+        Tool("x", print, when_tainted="maybe")  # pyrefly: ignore[bad-argument-type] - wrong on purpose
 
 
 async def test_command_rule_does_not_apply_to_commands_with_a_network_once_tainted(tmp_path: Path) -> None:

@@ -669,7 +669,7 @@ def test_tools_must_be_a_list() -> None:
 
     for given in (count, tool(count), {"name": "count"}):
         with pytest.raises(BadTool, match=r"tools must be a list of tools or a toolset, got .*: write tools=\[…\]"):
-            Toolset(given)  # pyright: ignore[reportArgumentType]
+            Toolset(given)  # pyrefly: ignore[bad-argument-type] - wrong on purpose
 
 
 def test_tools_with_almost_the_same_parameters_keep_their_own_schemas() -> None:
@@ -772,11 +772,14 @@ def test_error_names_an_unresolved_type() -> None:
         (lambda: Tool("a\nb", print), "invalid tool name"),
         (lambda: Tool("x" * 201, print), "invalid tool name"),
         (lambda: Tool("a"), "tool 'a' requires a function"),
-        (lambda: Tool("a", "print"), "tool 'a' requires a function"),  # pyright: ignore[reportArgumentType]
+        (lambda: Tool("a", "print"), "tool 'a' requires a function"),  # pyrefly: ignore[bad-argument-type] - wrong on purpose
         (lambda: tool(lambda: 1), "a lambda has no name"),
         (lambda: Tool("a", print, timeout=0), "timeout of tool 'a' must be more than 0 seconds, got 0"),
         (lambda: Tool("a", print, timeout=float("nan")), "timeout of tool 'a'"),
-        (lambda: Tool("a", print, effect="loud"), "effect of tool 'a' must be one of pure, keyed, unsafe"),  # pyright: ignore[reportArgumentType]
+        (
+            lambda: Tool("a", print, effect="loud"),  # pyrefly: ignore[bad-argument-type] - wrong on purpose
+            "effect of tool 'a' must be one of pure, keyed, unsafe",
+        ),
     ],
 )
 def test_invalid_tool_definition_is_rejected(make: Callable[[], Tool], complaint: str) -> None:

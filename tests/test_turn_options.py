@@ -150,12 +150,12 @@ def test_settings_of_a_wrong_type_are_refused() -> None:
     wrong: Any = {"temperature": "hot"}
     with pytest.raises(ConfigError, match="invalid model settings"):
         ModelSettings(**wrong)
-    wrong = {"stop": "END"}
+    text: Any = "END"
     with pytest.raises(ConfigError, match="stop must be a list of texts, got 'END'"):
-        ModelSettings(**wrong)
+        ModelSettings(stop=text)
     wrong = 5
     with pytest.raises(ConfigError, match="agent 'a': invalid model settings 5: expected a ModelSettings or a mapping"):
-        Agent("a", settings=wrong)
+        Agent("a", settings=wrong)  # pyrefly: ignore[bad-argument-type] - wrong on purpose
     wrong = {"seed": "one"}
     with pytest.raises(ConfigError, match="agent 'a': invalid model settings: seed: Expected"):
         Agent("a", settings=wrong)

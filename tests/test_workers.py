@@ -283,10 +283,10 @@ async def test_worker_uses_the_working_directory_of_its_parent(
     (tmp_path / "just_written.py").write_text("def answer():\n    return __file__\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    import just_written  # pyright: ignore[reportMissingImports]
+    import just_written  # pyrefly: ignore[missing-import] - written above
 
     try:
-        assert await run(workers, just_written.answer) == str(tmp_path / "just_written.py")  # pyright: ignore
+        assert await run(workers, just_written.answer) == str(tmp_path / "just_written.py")
         assert await run(workers, os.getcwd) == str(tmp_path)
     finally:
         del sys.modules["just_written"]

@@ -67,7 +67,9 @@ async def test_first_start_creates_home_token_and_workspace(tmp_path: Path) -> N
     home = tmp_path / "home"
     async with serve(home) as gateway:
         assert (await call(gateway, "health.check"))["status"] == "ok"
-        assert find_running(home) == RunningGateway(os.getpid(), gateway.url, find_running(home).version)  # pyright: ignore[reportOptionalMemberAccess]
+        running = find_running(home)
+        assert running is not None
+        assert running == RunningGateway(os.getpid(), gateway.url, running.version)
     assert oct(home.stat().st_mode & 0o777) == "0o700"
     assert oct((home / "token").stat().st_mode & 0o777) == "0o600"
     assert {path.name for path in (home / "workspace").iterdir()} == {"AGENTS.md", "SOUL.md", "TOOLS.md", "skills"}
@@ -166,7 +168,7 @@ async def test_client_waits_for_a_restart_although_the_old_address_was_still_the
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ATLAS_HOME", str(home))
     session = GatewaySession()
-    session._on_connection_status("lost")  # pyright: ignore[reportPrivateUsage]
+    session._on_connection_status("lost")
     with lock_home(home):
         publish_address(home, RunningGateway(1, "http://127.0.0.1:1"))
         (home / "token").write_text("t")

@@ -173,7 +173,7 @@ async def connected(
     async with (
         asyncio.timeout(TIMEOUT),
         acp.spawn_agent_process(
-            editor,  # pyright: ignore[reportArgumentType] - an editor implements what it needs
+            editor,  # pyrefly: ignore[bad-argument-type] - an editor implements what it needs
             ATLAS,
             *arguments,
             env=home.environment(),

@@ -310,7 +310,7 @@ def test_input_that_stays_open_and_silent_counts_as_empty(home: Home, monkeypatc
     try:
         with os.fdopen(silent) as silent_input:
             monkeypatch.setattr("sys.stdin", silent_input)
-            assert ask._read_stdin(wait=False) == ""  # pyright: ignore[reportPrivateUsage]
+            assert ask._read_stdin(wait=False) == ""
     finally:
         os.close(other_end)
 

@@ -74,7 +74,7 @@ async def show(pieces: list[str]) -> str:
     shown.view.begin()
     for piece in pieces:
         shown.view.add_text(piece)
-        shown.view._draw()  # pyright: ignore[reportPrivateUsage] - after every piece
+        shown.view._draw()  # after every piece
     shown.view.end()
     return shown.text
 
@@ -97,7 +97,7 @@ def shown_by_characters() -> str:
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(0, len(ANSWER)), max_size=30).map(sorted))
 def test_answer_looks_the_same_however_it_was_split(cuts: list[int]) -> None:
-    pieces = [ANSWER[start:end] for start, end in zip([0, *cuts], [*cuts, len(ANSWER)], strict=True)]
+    pieces: list[str] = [ANSWER[start:end] for start, end in zip([0, *cuts], [*cuts, len(ANSWER)], strict=True)]
     assert asyncio.run(show(pieces)) == shown_by_characters()
 
 

@@ -22,12 +22,12 @@ from websockets.exceptions import WebSocketException
 HERE = Path(__file__).parent
 sys.path += [str(HERE.parent), str(HERE.parent / "gateway")]
 
+from gateway_client import Client  # noqa: E402
 from member_processes import member  # noqa: E402
+from processes import Process, connect_process  # noqa: E402
 
 from atlas_agents.storage.postgres import PostgresStore  # noqa: E402
 from checks import TIMEOUT  # noqa: E402
-from gateway.gateway_client import Client  # noqa: E402
-from gateway.processes import Process, connect_process  # noqa: E402
 from stores.postgres_server import PostgresServer  # noqa: E402
 
 ROLES = ("gateway", "gateway", "worker", "worker", "worker")

@@ -7,9 +7,8 @@ from typing import Any
 from conformance_processes import ProcessGroup
 from crash.evidence_log import LogEntry
 from crash.scripts import Script, Send
+from processes import connect_process
 from websockets.exceptions import WebSocketException
-
-from gateway.processes import connect_process
 
 TERMINAL_EVENTS = ("chat.final", "chat.error")
 _RETRIABLE = (OSError, WebSocketException, TimeoutError, AssertionError)

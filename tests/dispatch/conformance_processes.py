@@ -12,10 +12,10 @@ from typing import Self
 
 import msgspec
 from crash.evidence_log import read
+from processes import Process
 
 import fork_server
 from checks import TIMEOUT, wait_until
-from gateway.processes import Process
 
 HERE = Path(__file__).parent
 """Seconds; exceeded only by a defect."""

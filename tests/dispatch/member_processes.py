@@ -7,9 +7,10 @@ from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
+from processes import Process
+
 import fork_server
 from checks import TIMEOUT
-from gateway.processes import Process
 from stores.postgres_server import PostgresServer
 
 HERE = Path(__file__).parent

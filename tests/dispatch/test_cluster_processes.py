@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 from chaos import chaos
+from gateway_client import Client
 from member_processes import members
+from processes import connect_process
 
 from atlas_agents.gateway.protocol.frames import CODES
 from atlas_agents.storage.tenant_move import TenantMove, move_tenant
 from checks import TIMEOUT, wait_until
-from gateway.gateway_client import Client
-from gateway.processes import connect_process
 from stores.postgres_server import PostgresServer
 
 pytestmark = pytest.mark.slow

@@ -10,7 +10,9 @@ from typing import Any
 
 import psycopg
 import pytest
+from gateway_client import Client, http
 from member_processes import members
+from processes import Process, connect_process
 
 from atlas_agents.app.serve import Operations
 from atlas_agents.config.settings import Settings
@@ -27,8 +29,6 @@ from atlas_agents.dispatch.members import (
 )
 from atlas_agents.storage.postgres import PostgresStore
 from checks import TIMEOUT, wait_until
-from gateway.gateway_client import Client, http
-from gateway.processes import Process, connect_process
 from stores.postgres_server import PostgresServer
 
 pytestmark = pytest.mark.slow

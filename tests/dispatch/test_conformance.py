@@ -17,11 +17,11 @@ import pytest
 from conformance_checks import check_invariants, statuses
 from conformance_client import ReconnectingClient
 from conformance_processes import DispatcherSetup, ProcessGroup, start_processes
+from processes import connect_process
 
 from atlas_agents.core.messages import new_id
 from atlas_agents.tools.journal import MAX_RESUMES_WITHOUT_PROGRESS
 from checks import wait_until
-from gateway.processes import connect_process
 from stores.postgres_server import PostgresServer
 
 Kind: TypeAlias = Literal["inline", "inline on Postgres", "cluster"]

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from agui_client import kinds, open_page, text_of
 from in_process_members import member
 from member_processes import members
+from processes import connect_process
 
 from atlas_agents import Cancelled, ClientResult, ClientTool, ProviderError, QuotaExceeded
 from atlas_agents.agents.stream import AtlasStream
@@ -30,8 +32,6 @@ from atlas_agents.gateway.protocol.events import StateUpdated, ToolsPending
 from atlas_agents.testing import Scripted, calls, fails, says
 from atlas_agents.tools.tool import tool
 from checks import TIMEOUT, wait_until
-from gateway.agui_client import kinds, open_page, text_of
-from gateway.processes import connect_process
 from stores.postgres_server import PostgresServer
 
 pytestmark = pytest.mark.slow

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from member_processes import members
+from processes import connect_process
 
 from checks import TIMEOUT, wait_until
-from gateway.processes import connect_process
 from otlp_collector import CollectedSpan, Collector, collector
 from stores.postgres_server import PostgresServer
 

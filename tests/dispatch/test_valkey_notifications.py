@@ -10,6 +10,7 @@ import psycopg
 import pytest
 from in_process_members import Member, member
 from member_processes import members
+from processes import connect_process
 
 from atlas_agents.config.open import open_valkey
 from atlas_agents.core.errors import ConfigError
@@ -21,7 +22,6 @@ from atlas_agents.dispatch.valkey import ValkeySubscriber
 from atlas_agents.storage.postgres import PostgresStore
 from atlas_agents.testing import Scripted, says
 from checks import TIMEOUT, wait_until
-from gateway.processes import connect_process
 from stores.postgres_server import PostgresServer
 from stores.valkey_server import PASSWORD, ValkeyServer
 
@@ -41,7 +41,7 @@ def record_notifications(this: Member) -> list[Notification]:
 
 
 def subscriber_of(this: Member) -> Any:
-    return this.cluster._valkey  # pyright: ignore[reportPrivateUsage]
+    return this.cluster._valkey
 
 
 async def wait_connected(*members: Member, expected: bool = True) -> None:

@@ -234,7 +234,7 @@ async def test_invalid_keys_and_policies_are_reported() -> None:
         with pytest.raises(ConfigError, match="requires a store"):
             atlas.send("1", idempotency_key="k")
         with pytest.raises(ConfigError, match="unknown when_busy"):
-            atlas.send("1", when_busy="later")  # pyright: ignore[reportArgumentType]
+            atlas.send("1", when_busy="later")  # pyrefly: ignore[bad-argument-type] - wrong on purpose
     async with in_memory_atlas(Scripted(says("one.")), store=await open_atlas()) as atlas:
         with pytest.raises(ConfigError, match="a session key"):
             atlas.send("1", session=Conversation(), idempotency_key="k")

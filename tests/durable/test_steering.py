@@ -160,8 +160,8 @@ async def test_message_of_another_user_agent_or_output_waits_for_its_own_turn(op
     async with Atlas(agents=agents, store=store) as atlas, asyncio.timeout(TIMEOUT):
         first = atlas.send("one", session="s", user="ana")
         await gate.reached.wait()
-        given: dict[str, object] = {"user": "ana", **options}
-        steering = atlas.send("two", session="s", when_busy="steer", **given)  # pyright: ignore[reportArgumentType]
+        given: dict[str, Any] = {"user": "ana", **options}
+        steering = atlas.send("two", session="s", when_busy="steer", **given)
         await steering.accepted()
         gate.open.set()
         assert [(await stream.reply()).text for stream in (first, steering)] == ["1", "2"]
@@ -241,7 +241,7 @@ async def test_unreadable_steering_message_fails_and_the_running_turn_ends() -> 
     await gate.reached.wait()
     steering = await atlas.send("2", session="s", when_busy="steer").accepted()
     await atlas.close()
-    connection = store._connect()  # pyright: ignore[reportPrivateUsage]
+    connection = store._connect()
     connection.create_function("unpack", 1, unpack_value)
     garble = "UPDATE runs SET request = CAST(replace(unpack(request), '\"user\"', '7') AS BLOB) WHERE id = ?"
     connection.execute(garble, (steering.run_id,))

@@ -90,7 +90,7 @@ async def unknown(ctx: Any, params: Any) -> Any:
 
 async def serve_old_protocol() -> None:
     """Serve the protocol before 2026: a handshake, and separate requests."""
-    server = shop._lowlevel_server  # type: ignore
+    server = shop._lowlevel_server
     async with stdio_server() as (read_stream, write_stream), server.lifespan(server) as state:
         await serve_loop(
             server, read_stream, write_stream, lifespan_state=state, init_options=server.create_initialization_options()
@@ -100,7 +100,7 @@ async def serve_old_protocol() -> None:
 if __name__ == "__main__":
     if sys.argv[1] == "new":
         shop.run()
-    shop._lowlevel_server.add_request_handler("server/discover", types.RequestParams, unknown)  # type: ignore
+    shop._lowlevel_server.add_request_handler("server/discover", types.RequestParams, unknown)
     if sys.argv[1] == "old":
         anyio.run(serve_old_protocol)
     else:

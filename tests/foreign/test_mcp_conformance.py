@@ -167,7 +167,7 @@ def build_gateway(home: Path) -> Gateway:
     )
     services = GatewayServices(prompts=lambda: prompts, resources=cast(DocumentResources, TextResources()))
     gateway = Gateway(atlas, GatewaySettings(home=home, port=0), services=services)
-    inner, authorization = gateway._app, f"Bearer {gateway.hub.tokens.main.reveal()}".encode()  # type: ignore
+    inner, authorization = gateway._app, f"Bearer {gateway.hub.tokens.main.reveal()}".encode()
 
     async def authorize(scope: Any, receive: Any, send: Any) -> None:
         await inner({**scope, "headers": [*scope["headers"], (b"authorization", authorization)]}, receive, send)

@@ -212,7 +212,7 @@ async def test_rewritten_script_is_neither_called_nor_restarted(tmp_path: Path) 
         assert (await atlas.invoke("s/run", {"code": "2 + 2"})).result == "4", "the same content is approved"
         connection = await servers.connect(servers.configs["s"])
         script.write_text(EVIL.format(path=str(canary)))
-        connection._ended.set()  # type: ignore  # as if the server had exited
+        connection._ended.set()  # as if the server had exited
 
         async def noticed() -> bool:
             return "has changed since it was approved" in connection.error

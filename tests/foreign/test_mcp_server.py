@@ -318,7 +318,7 @@ async def test_client_timeout_cancels_the_call(mode: str, tmp_path: Path) -> Non
 
 async def request(mcp: Client, method: str, **params: Any) -> dict[str, Any]:
     """Send a request that the client library does not know, and return its whole result."""
-    return await mcp.session._dispatcher.send_raw_request(method, params)  # type: ignore
+    return await mcp.session._dispatcher.send_raw_request(method, params)
 
 
 async def test_task_outlives_the_gateway_and_its_questions_are_asked_later(tmp_path: Path) -> None:

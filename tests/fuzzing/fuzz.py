@@ -73,7 +73,7 @@ def _replace(seed: bytes, edits: list[tuple[int, Any]]) -> bytes:
 
 
 def _places(node: Any) -> Iterator[tuple[Any, Any]]:
-    keys: Any = node if isinstance(node, dict) else range(len(node)) if isinstance(node, list) else ()  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    keys: Any = node if isinstance(node, dict) else range(len(node)) if isinstance(node, list) else ()
     for key in list(keys):
         yield node, key
         yield from _places(node[key])

@@ -76,7 +76,7 @@ def _check_known(value: Any) -> None:
         for name in type(value).model_fields:
             _check_known(getattr(value, name))
     elif isinstance(value, list):
-        for each in value:  # pyright: ignore[reportUnknownVariableType]
+        for each in value:
             _check_known(each)
 
 

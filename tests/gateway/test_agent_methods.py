@@ -89,7 +89,7 @@ async def test_agent_is_read_changed_and_used_without_a_restart(tmp_path: Path) 
 async def test_two_people_edit_the_same_agent_and_no_edit_is_lost(tmp_path: Path) -> None:
     async with (
         serve_workspace(tmp_path) as gateway,
-        connect_client(gateway, TOKENS["mara"]["token"]) as mara,  # pyright: ignore[reportArgumentType]
+        connect_client(gateway, TOKENS["mara"]["token"]) as mara,
         connect_client(gateway) as owner,
     ):
         draft, version = await read_agent(owner)
@@ -192,7 +192,7 @@ async def test_draft_is_tried_with_tools_that_change_nothing_and_is_not_stored(t
 async def test_guest_sees_no_instructions_and_not_who_edits(tmp_path: Path) -> None:
     async with (
         serve_workspace(tmp_path) as gateway,
-        connect_client(gateway, TOKENS["guest"]["token"]) as guest,  # pyright: ignore[reportArgumentType]
+        connect_client(gateway, TOKENS["guest"]["token"]) as guest,
         connect_client(gateway) as owner,
     ):
         assert set(await guest.get("agents.get", agentId="binky")) == {"agent"}

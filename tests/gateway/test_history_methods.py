@@ -236,7 +236,7 @@ async def test_invalid_cursor_of_sessions_is_refused(tmp_path: Path) -> None:
 
 def change_audit_row(store: MemoryStore, seq: int) -> None:
     """Change an audit row directly in the database."""
-    connection = store._connect()  # pyright: ignore[reportPrivateUsage]
+    connection = store._connect()
     (entry,) = connection.execute("SELECT entry FROM audit WHERE seq = ?", (seq,)).fetchone()
     connection.execute("UPDATE audit SET entry = ? WHERE seq = ?", (entry.replace(b"not that", b"all well"), seq))
 

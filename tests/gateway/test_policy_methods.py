@@ -116,7 +116,7 @@ async def test_recorded_calls_are_decided_again_before_saving(tmp_path: Path) ->
 async def test_two_people_edit_permissions_and_no_edit_is_lost(tmp_path: Path) -> None:
     async with (
         serve_workspace(tmp_path, AGENTS) as gateway,
-        connect_client(gateway, TOKENS["mara"]["token"]) as mara,  # pyright: ignore[reportArgumentType]
+        connect_client(gateway, TOKENS["mara"]["token"]) as mara,
         connect_client(gateway) as owner,
     ):
         assert "result" in await save(mara, change("bash", "archy", "no"))

@@ -72,7 +72,7 @@ async def test_steering_message_has_a_terminal_event_after_a_crash() -> None:
 async def _remove_terminal_event(store: MemoryStore, row: RunRow) -> None:
     """Remove the terminal event, as after a crash between the end of the run and its event; then finalize the run."""
     last = "SELECT max(e.id) FROM runs r JOIN event_rows e ON e.id >> 31 = r.number AND r.id = ?"
-    store._connect().execute(f"DELETE FROM event_rows WHERE id = ({last})", (row.id,))  # pyright: ignore[reportPrivateUsage]
+    store._connect().execute(f"DELETE FROM event_rows WHERE id = ({last})", (row.id,))
     await finalize_run(store, "default", row)
 
 

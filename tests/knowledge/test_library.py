@@ -144,7 +144,7 @@ async def test_long_document_is_stored_in_batches_and_counts_when_complete(
             count += 1
             if count == 2:
                 raise OSError("the power went")
-            return await real(tenant, writes)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+            return await real(tenant, writes)  # type: ignore[arg-type]
 
         monkeypatch.setattr(store, "commit", failing)
         with pytest.raises(OSError, match="power"):

@@ -94,7 +94,7 @@ class PageModel:
             found: Any = msgspec.json.decode(text)
         except msgspec.DecodeError:
             found = None
-        return found if isinstance(found, list) else [[["text", f"You wrote: {text}"]]]  # pyright: ignore[reportUnknownVariableType]
+        return found if isinstance(found, list) else [[["text", f"You wrote: {text}"]]]
 
 
 def wait_for_release(path: Path = Path("release")) -> None:

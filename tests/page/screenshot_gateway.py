@@ -156,7 +156,7 @@ def fixed_working_directory(path: Any, *, strict: bool = False, real: Any = os.p
 
 
 if __name__ == "__main__":
-    os.path.realpath = fixed_working_directory
+    os.path.realpath = fixed_working_directory  # pyrefly: ignore[bad-assignment] - patched, for text only
     port = int(sys.argv[2]) if len(sys.argv) > 2 else 0
     prices = {"claude-sonnet-4": Price(3, 15), "gpt-4.1-mini": Price(0.4, 1.6)}
     run(serve(Path(sys.argv[1]), port, make_agents(), prepare=add_history, prices=prices))

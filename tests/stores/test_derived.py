@@ -447,7 +447,7 @@ async def test_sessions_are_listed_in_pages_without_gaps_while_others_change(sto
     async def pages(**options: Any) -> list[str]:
         found, last = list[str](), None
         while page := await store.sessions(
-            TENANT, limit=3, before=last and last.updated_at, before_key=last.key if last else "", **options
+            TENANT, limit=3, before=last.updated_at if last else None, before_key=last.key if last else "", **options
         ):
             found += [each.key for each in page]
             last = page[-1]

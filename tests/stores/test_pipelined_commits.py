@@ -84,7 +84,7 @@ def commit_step_by_step(store: PostgresStore, monkeypatch: pytest.MonkeyPatch) -
     async def refuse(*_: object) -> None:
         raise NotPipelined
 
-    _, writer, _ = store._require_open()  # pyright: ignore[reportPrivateUsage]
+    _, writer, _ = store._require_open()
     monkeypatch.setattr(writer, "_commit_pipelined", refuse)
 
 
@@ -217,12 +217,12 @@ async def test_transaction_whose_token_was_fenced_is_refused(
 ) -> None:
     """A server that was stopped may execute a transaction after its writer has decided that it was not committed."""
     store = stores[0]
-    _, writer, _ = store._require_open()  # pyright: ignore[reportPrivateUsage]
+    _, writer, _ = store._require_open()
     await store.commit(TENANT, [PutSession("s")])
     token = 1000
     batch = Batch(WriteContext(TENANT, 1), [[AddMessage("s", "late", b"{}")]], JournalEnds(), 1)
-    (query,) = batch.queries(writer._token_values(TENANT, token))  # pyright: ignore[reportPrivateUsage]
-    assert not await writer._was_committed(TENANT, token, 0.0)  # pyright: ignore[reportPrivateUsage]
+    (query,) = batch.queries(writer._token_values(TENANT, token))
+    assert not await writer._was_committed(TENANT, token, 0.0)
     with pytest.raises(StoreError, match="null value"):
         await store.search(query)
     assert not await store.messages(TENANT, "s")

@@ -360,7 +360,7 @@ async def test_no_statement_scans_a_whole_table(store: SqliteStore) -> None:
         if (
             name.isupper()
             and not name.startswith(("_", "POSTGRES", "OF_OWNER", "WITH_PREFIX", "USAGE_KEY"))
-            and not isinstance(value, dict | int)
+            and not isinstance(value, (dict, int))
         ):
             queries |= {f"{name} {n}": each for n, each in enumerate([value] if isinstance(value, str) else value)}
     with contextlib.closing(sqlite3.connect(store.path)) as connection:
@@ -447,7 +447,7 @@ async def test_interrupted_move_to_compact_rows_continues_without_loss(
     database_of_schema(_COMPACT - 1, path)
     before = read_steps_and_events(path)
     assert min(map(len, before)) > 10
-    move_batch = sqlite_files._move_batch  # pyright: ignore[reportPrivateUsage]
+    move_batch = sqlite_files._move_batch
 
     def fail_in_a_batch(connection: sqlite3.Connection) -> None:
         nonlocal batches
@@ -524,7 +524,7 @@ async def test_interrupted_move_of_messages_continues_without_loss(
     path, batches = tmp_path / "atlas.db", 0
     database_of_schema(_COMPACT - 1, path)
     before = read_messages(path)
-    move_messages = sqlite_files._move_messages  # pyright: ignore[reportPrivateUsage]
+    move_messages = sqlite_files._move_messages
 
     def fail_in_a_batch(connection: sqlite3.Connection) -> None:
         nonlocal batches

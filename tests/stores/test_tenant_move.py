@@ -362,7 +362,7 @@ async def test_process_that_is_redirected_finds_the_passages_of_the_collection(d
 
         assert await find(stores[0]) == ("owner1", "text of 1")
         await move_tenant(TenantMove(TENANT, *databases))
-        caches = [store._vectors._matrices for store in stores]  # pyright: ignore[reportPrivateUsage]
+        caches = [store._vectors._matrices for store in stores]
         caches[1].update(caches[0])
         assert await find(stores[1]) == ("owner1", "text of 1")
     finally:

@@ -103,7 +103,7 @@ async def test_rejected_message_explains_what_to_do(
 
 async def test_failure_reports_the_parts_that_were_sent(double: BotDouble, ana: Person) -> None:
     context_calls = 0
-    original = double._send  # pyright: ignore[reportPrivateUsage]
+    original = double._send
 
     async def block_after_one(params: dict[str, Any]) -> Any:
         nonlocal context_calls
@@ -112,7 +112,7 @@ async def test_failure_reports_the_parts_that_were_sent(double: BotDouble, ana: 
             double.blocked.add(42)
         return await original(params)
 
-    double._methods["sendmessage"] = block_after_one  # pyright: ignore[reportPrivateUsage]
+    double._methods["sendmessage"] = block_after_one
     step = await call_tool(double, message="word " * 1500)
     assert step.status == "error"
     assert f"1 of 2 parts were already sent (messages {ana.sees[0].id})." in step.output

@@ -81,7 +81,7 @@ class SandboxHarness:
 
     def has_no_interpreter(self) -> bool:
         """Return whether the interpreter of every session has ended."""
-        pool = self.interpreter._pool._interpreters  # pyright: ignore[reportPrivateUsage]
+        pool = self.interpreter._pool._interpreters
         return all(each.has_ended for each in pool.values())
 
     async def close(self) -> None:

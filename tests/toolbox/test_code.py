@@ -215,7 +215,7 @@ async def test_preview_shows_sandbox_folder_and_code(tmp_path: Path) -> None:
     unconfined = "No sandbox: this code can read and write everything your user account can, and use the network.\n"
     for kind, start in (("bubblewrap", confined), ("none", unconfined)):
         person = Person(False)
-        interpreter = CodeInterpreter(tmp_path, sandbox=kind)  # pyright: ignore[reportArgumentType]
+        interpreter = CodeInterpreter(tmp_path, sandbox=kind)
         await call([code_tool(interpreter)], "code_interpreter", person, code=code)
         (question,) = person.questions
         assert question.preview.startswith(start) and "\n\na = 1\nprint(a)\n" in question.preview

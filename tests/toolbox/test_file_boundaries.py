@@ -287,7 +287,7 @@ async def test_temporary_file_is_private_and_removed_if_writing_fails(root: Path
 
     (root / "f").write_text("old")
     (root / "f").chmod(0o600)
-    os.rename = failing
+    os.rename = failing  # pyrefly: ignore[bad-assignment] - patched
     try:
         result = await call(file_tools(root), "file_write", None, YES, path="f", content="new")
     finally:

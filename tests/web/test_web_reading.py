@@ -209,7 +209,7 @@ def pdf(*texts: str, password: str = "") -> bytes:
         )
         fonts = DictionaryObject({NameObject("/F1"): font})
         sheet[NameObject("/Resources")] = DictionaryObject({NameObject("/Font"): fonts})
-        sheet[NameObject("/Contents")] = writer._add_object(stream)  # pyright: ignore[reportPrivateUsage]
+        sheet[NameObject("/Contents")] = writer._add_object(stream)
     writer.add_metadata({"/Title": "On rain"})
     if password:
         writer.encrypt(password, algorithm="RC4-128")

@@ -125,7 +125,7 @@ async def decode_with_sdk(url: str) -> dict[str, Any]:
 async def decode_with_atlas(url: str) -> dict[str, Any]:
     provider = GEMINI.provider(url)
     chunks = await base.complete(provider, base.Request((user("Hi"),)))
-    await provider.close()  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+    await provider.close()  # pyrefly: ignore[missing-attribute] - not every provider has it
     done = chunks[-1]
     assert isinstance(done, base.DoneChunk)
     calls = [chunk.call for chunk in chunks if isinstance(chunk, base.ToolCallChunk)]

@@ -53,7 +53,7 @@ def _contents(value: object, seen: set[int]) -> list[str]:
     if isinstance(value, dict):
         items = cast(dict[object, object], value)
         return [text for pair in items.items() for each in pair for text in _contents(each, seen)]
-    if isinstance(value, list | tuple | set | frozenset):
+    if isinstance(value, (list, tuple, set, frozenset)):
         return [text for each in cast(tuple[object, ...], value) for text in _contents(each, seen)]
     if type(value).__module__.startswith("atlas_agents") and not isinstance(value, Secret):
         return _contents(getattr(value, "__dict__", {}), seen)
@@ -95,7 +95,7 @@ def _error(status: int, message: str) -> Script:
 async def _call(provider: Any) -> None:
     try:
         if isinstance(provider, EndpointEmbedder):
-            await provider._request(["hello"])  # pyright: ignore[reportPrivateUsage] - without retries
+            await provider._request(["hello"])  # without retries
         else:
             await complete(provider, Request((user("Hello"),)))
     finally:

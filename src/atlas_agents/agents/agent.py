@@ -340,12 +340,17 @@ class Agent:
         self._turns.adopt(stream.start(run, run_turn(run, prompt, choose_turn_function(run))))
         return stream
 
-    run_sync = sync_method(run)
-    """Run `run` without an event loop, in a script or a thread, and wait for its result."""
-    ask_sync = sync_method(ask)
-    """Run `ask` without an event loop, in a script or a thread, and wait for its result."""
-    stream_sync = stream_method(send)
-    """Start a turn like `send` without an event loop, and return an iterator over its events."""
+    @sync_method(run)
+    def run_sync() -> None:
+        """Run `run` without an event loop, in a script or a thread, and wait for its result."""
+
+    @sync_method(ask)
+    def ask_sync() -> None:
+        """Run `ask` without an event loop, in a script or a thread, and wait for its result."""
+
+    @stream_method(send)
+    def stream_sync() -> None:
+        """Start a turn like `send` without an event loop, and return an iterator over its events."""
 
     def as_tool(self, *, name: str = "", description: str = "") -> Tool:
         """Return the agent as a tool for other agents; each call is a conversation of its own, without an Atlas.

@@ -646,12 +646,17 @@ class Atlas:
         run = self._runner.create(Conversation(past) if session is None else session, agent_id, options, user=user)
         return await run.collect(self._runner.run(run, last))
 
-    run_sync = sync_method(run)
-    """Run `run` without an event loop, in a script or a thread, and wait for its result."""
-    ask_sync = sync_method(ask)
-    """Run `ask` without an event loop, in a script or a thread, and wait for its result."""
-    stream_sync = stream_method(send)
-    """Start a turn like `send` without an event loop, and return an iterator over its events."""
+    @sync_method(run)
+    def run_sync() -> None:
+        """Run `run` without an event loop, in a script or a thread, and wait for its result."""
+
+    @sync_method(ask)
+    def ask_sync() -> None:
+        """Run `ask` without an event loop, in a script or a thread, and wait for its result."""
+
+    @stream_method(send)
+    def stream_sync() -> None:
+        """Start a turn like `send` without an event loop, and return an iterator over its events."""
 
     async def recover(self) -> list[AtlasStream]:
         """Resume every turn that a crash interrupted, or that was queued behind one; fail those whose agent is gone.

@@ -35,7 +35,7 @@ class Rule:
     __slots__ = ("text", "when")
 
     def __init__(self, text: str | DynamicText, *, when: Condition | None = None) -> None:
-        if not callable(text) and (not isinstance(text, str) or not text.strip()):  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not callable(text) and (not isinstance(text, str) or not text.strip()):
             raise ConfigError(f"invalid rule {text!r}: expected a text that is not blank, or a function of the context")
         if when is not None and not callable(when):
             raise ConfigError(f"invalid rule condition {when!r}: `when` must be a function of the context")

@@ -368,7 +368,7 @@ def _with_hooks(message: Message, names: Sequence[str], **more: str) -> Message:
 
 
 def _as_list(changed: Any, hook: _Hook) -> list[Any]:
-    if not isinstance(changed, list | tuple):
+    if not isinstance(changed, (list, tuple)):
         return [changed]
     if not changed:
         raise ConfigError(f"hook {hook.name!r} returned an empty list; raise Refused to stop a turn")

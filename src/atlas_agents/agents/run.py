@@ -224,7 +224,7 @@ def _read_client_tools(given: ClientTools | Sequence[ClientTool] | None) -> Clie
 def _read_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any] | msgspec.UnsetType:
     if metadata is None:
         return msgspec.UNSET
-    if not isinstance(metadata, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not isinstance(metadata, Mapping):
         raise ConfigError(f"invalid metadata {metadata!r} of a turn: expected names and values, as {{'plan': 1}}")
     try:
         encode(values := dict(metadata))

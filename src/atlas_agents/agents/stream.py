@@ -388,16 +388,20 @@ async def _call(function: Callable[[], T]) -> T:
     return function()
 
 
-def stream_method(send: Callable[Concatenate[Owner, P], AtlasStream]) -> Callable[Concatenate[Owner, P], SyncStream]:
-    """Return the sync version of a method that starts a turn."""
+def stream_method(
+    send: Callable[Concatenate[Owner, P], AtlasStream],
+) -> Callable[[Callable[[], None]], Callable[Concatenate[Owner, P], SyncStream]]:
+    """Make a method the sync version of one that starts a turn; `sync_method` is the same for other methods."""
 
-    @functools.wraps(send)
-    def call(self: Owner, /, *args: P.args, **kwargs: P.kwargs) -> SyncStream:
-        return SyncStream(self, lambda: send(self, *args, **kwargs))
+    def decorate(named: Callable[[], None]) -> Callable[Concatenate[Owner, P], SyncStream]:
+        @functools.wraps(send)
+        def call(self: Owner, /, *args: P.args, **kwargs: P.kwargs) -> SyncStream:
+            return SyncStream(self, lambda: send(self, *args, **kwargs))
 
-    call.__name__, call.__qualname__ = "stream_sync", send.__qualname__.replace("send", "stream_sync")
-    call.__doc__ = "Start a turn like `send` without an event loop, and return an iterator over its events."
-    return call
+        call.__name__, call.__qualname__, call.__doc__ = named.__name__, named.__qualname__, named.__doc__
+        return call
+
+    return decorate
 
 
 def _join_text(events: Sequence[Event]) -> str:

@@ -147,7 +147,7 @@ def load_interceptors(plugins: Plugins) -> list[Interceptor]:
 def _as_interceptors(value: Any) -> list[Interceptor]:
     if isinstance(value, Interceptor):
         return [value]
-    if isinstance(value, list | tuple):
+    if isinstance(value, (list, tuple)):
         return [each for item in cast(list[Any], value) for each in _as_interceptors(item)]
     if callable(value):
         return _as_interceptors(value())

@@ -195,7 +195,7 @@ def _is_message(message: Any) -> bool:
     return (
         isinstance(fields.get("id"), str | int | None)
         and isinstance(fields.get("method"), str | None)
-        and isinstance(fields.get("error"), dict | None)
+        and isinstance(fields.get("error"), (dict, type(None)))
         and ("method" in fields or "id" in fields)
     )
 
@@ -753,7 +753,7 @@ class EditorSession:
         """Return the result of a call, and whether it is an error."""
         view = self._calls.get(_call_key(run_id, call.tool_call_id))
         try:
-            return await self._files.run(call, view and view.shown_text, again=run_id in self._adopted), False
+            return await self._files.run(call, view.shown_text if view else None, again=run_id in self._adopted), False
         except ConnectionError:
             raise
         except ToolFault as fault:

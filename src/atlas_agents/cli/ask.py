@@ -123,7 +123,7 @@ def _print_outcome(
 
 
 def _print_answer(text: str) -> None:
-    sys.stdout.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+    sys.stdout.reconfigure(errors="replace")  # pyrefly: ignore[missing-attribute] - Python opened it as a TextIOWrapper
     print(printable(text), flush=True)
 
 

@@ -453,7 +453,7 @@ def find_agent(agents: list[dict[str, Any]], agent_id: str | None) -> dict[str, 
     for agent in agents:
         if agent["id"] == agent_id or (agent_id is None and agent.get("default")):
             return agent
-    known = ", ".join(agent["id"] for agent in agents)
+    known: str = ", ".join(agent["id"] for agent in agents)
     raise ConfigError(f"agent not found: {agent_id!r}; available: {known}" if agent_id else "there are no agents")
 
 

@@ -103,7 +103,7 @@ def _prepare(found: Any, target: str, run_tools: bool) -> "list[Agent]":
 def _list_agents(found: Any, target: str) -> "list[Agent]":
     from atlas_agents.agents.agent import Agent
 
-    given = cast(Sequence[Any], found) if isinstance(found, list | tuple) else (found,)
+    given = cast(Sequence[Any], found) if isinstance(found, (list, tuple)) else (found,)
     agents = [each for each in given if isinstance(each, Agent)]
     if not agents or len(agents) < len(given):
         expected = "an Agent, a list of agents, or a function that returns them"

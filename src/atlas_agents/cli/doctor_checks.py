@@ -257,7 +257,7 @@ async def check_redis(settings: Settings) -> AsyncIterator[CheckResult]:
     try:
         async with asyncio.timeout(_CONNECT_SECONDS):
             answer = await _ping_redis(url)
-    except (OSError, TimeoutError, asyncio.IncompleteReadError, ValueError) as error:
+    except (OSError, asyncio.IncompleteReadError, ValueError) as error:
         remedy = "check that it is running, and the URL; or remove redis_url"
         yield broken("redis", f"{shown} does not respond ({error or 'timeout'})", remedy)
         return

@@ -72,7 +72,7 @@ def search(
     elif not results:
         print("No results.", file=sys.stderr)
     for each in () if as_json else results:
-        location = " ".join(piece for piece in (each["name"], each["position"]) if piece)
+        location: str = " ".join(piece for piece in (each["name"], each["position"]) if piece)
         print(f"{each['score']:.2f}  {printable(each['heading'] or each['title'])}  ({printable(location)})")
         print(f"      {one_line(each['text'], _EXCERPT)}")
     return EXIT_OK if results else EXIT_FAILED

@@ -305,7 +305,7 @@ def _default_text(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list):
-        return ", ".join(map(str, value))  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+        return ", ".join(map(str, value))
     return str(value)
 
 

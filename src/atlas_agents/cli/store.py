@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -250,9 +251,10 @@ async def _prune(store: "Store", policy: "RetentionPolicy", *, dry_run: bool) ->
             if dry_run:
                 total[kind] += await job.due(kind)
                 continue
+            describe = partial(_describe_pruned, kind, verb="removed")
             with progress_line() as show:
                 total[kind] += await job.prune(
-                    kind, on_progress=lambda removed, kind=kind: show(_describe_pruned(kind, removed, "removed"))
+                    kind, on_progress=lambda removed, describe=describe: show(describe(removed))
                 )
     return total
 

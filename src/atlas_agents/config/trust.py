@@ -99,7 +99,7 @@ def _describe(given: RawSetting) -> str:
     where = f"({given.where})"
     if given.setting.hides == "all":
         return f"set {given.name}, a secret {where}"
-    text = ", ".join(map(str, cast(list[Any], value))) if isinstance(value, list | tuple) else str(value)
+    text = ", ".join(map(str, cast(list[Any], value))) if isinstance(value, (list, tuple)) else str(value)
     if isinstance(value, bool):
         text = text.lower()
     if given.setting.takes == "a path":
@@ -155,7 +155,7 @@ def _describe_workspace(workspace: Path) -> Iterator[str]:
 def _describe_policy(policy: Path) -> Iterator[str]:
     try:
         data = tomllib.loads(paths.read_text_file(policy, MAX_BYTES))
-    except (OSError, ValueError, ConfigError) as error:
+    except (OSError, ValueError) as error:
         yield f"use a policy that cannot be read: {error}"
         return
     tools: Any = data.get("tools")

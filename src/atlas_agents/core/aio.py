@@ -97,18 +97,25 @@ def run_sync(owner: Closable, work: Callable[[], Coroutine[Any, Any, T]], name: 
     return _sync_loops.own.run(owner, work())
 
 
-def sync_method(method: Callable[Concatenate[Owner, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[Owner, P], T]:
-    """Return a sync version of an async method, named `…_sync`, for code without an event loop."""
+def sync_method(
+    method: Callable[Concatenate[Owner, P], Coroutine[Any, Any, T]],
+) -> Callable[[Callable[[], None]], Callable[Concatenate[Owner, P], T]]:
+    """Make a method the sync version of an async method, for code without an event loop.
+
+    A decorator of a function with a name and a docstring: not every type checker binds what is assigned in a class.
+    """
     name = method.__name__
 
-    @functools.wraps(method)
-    def call(self: Owner, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        instead = f"use `await {type(self).__name__.lower()}.{name}(…)`"
-        return run_sync(self, lambda: method(self, *args, **kwargs), call.__name__, instead)
+    def decorate(named: Callable[[], None]) -> Callable[Concatenate[Owner, P], T]:
+        @functools.wraps(method)
+        def call(self: Owner, /, *args: P.args, **kwargs: P.kwargs) -> T:
+            instead = f"use `await {type(self).__name__.lower()}.{name}(…)`"
+            return run_sync(self, lambda: method(self, *args, **kwargs), call.__name__, instead)
 
-    call.__name__, call.__qualname__ = f"{name}_sync", f"{method.__qualname__}_sync"
-    call.__doc__ = f"Run `{name}` without an event loop, in a script or a thread, and wait for its result."
-    return call
+        call.__name__, call.__qualname__, call.__doc__ = named.__name__, named.__qualname__, named.__doc__
+        return call
+
+    return decorate
 
 
 class TimeSlices:

@@ -70,7 +70,7 @@ def _parse_rule(text: str) -> AlertRule:
     threshold = float(found["number"]) / (100 if found["percent"] else 1)
     return AlertRule(
         text,
-        cast(AlertMetric, found["metric"]),
+        found["metric"],
         found["sign"] == ">",
         threshold,
         hold,

@@ -104,7 +104,7 @@ def read_budgets(
     """Return budgets given in any form; an unknown name, a bad value or another scope is a ConfigError."""
     if value is None:
         return ()
-    given = [value] if isinstance(value, Budget | Mapping | str) else value
+    given = [value] if isinstance(value, (Budget, Mapping, str)) else value
     if not isinstance(cast(object, given), Sequence):
         raise ConfigError(f"invalid budget {given!r}: expected a Budget, a mapping of its fields, or several of them")
     found = tuple([_read_budget(each) for each in given])

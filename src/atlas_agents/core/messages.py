@@ -425,7 +425,7 @@ def read_prompt(value: MessageLike) -> Message:
 
 def split_messages(messages: MessageLike | Sequence[MessageLike]) -> tuple[Sequence[Message], Message | None]:
     """Split into the history and the new user message; None if the last message is not the user's."""
-    if isinstance(messages, str | Message | Mapping):
+    if isinstance(messages, (str, Message, Mapping)):
         return (), read_prompt(messages)
     found = read_messages(messages)
     if not found:
@@ -615,7 +615,7 @@ class ToolSpec(msgspec.Struct, frozen=True, dict=True):
 
 def memo(value: msgspec.Struct) -> dict[str, Any]:
     """Return the cache of a struct that has one (`dict=True`); it is neither compared nor encoded."""
-    return cast(dict[str, Any], value.__dict__)
+    return value.__dict__
 
 
 def approximate_tokens(message: Message) -> int:

@@ -21,7 +21,7 @@ class Metadata:
 
     def __init__(self, *brokers: "Metadata", values: Mapping[str, Any] | None = None) -> None:
         for broker in brokers:
-            if not isinstance(broker, Metadata):  # pyright: ignore[reportUnnecessaryIsInstance]
+            if not isinstance(broker, Metadata):
                 raise ConfigError(
                     f"Metadata() takes other Metadata to inherit from, got {type(broker).__name__}; "
                     "pass values as Metadata(values={…})"

@@ -11,7 +11,7 @@ import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar, Token
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, get_args
 
 import msgspec
 
@@ -445,7 +445,7 @@ class OpenTelemetry:
         if self._tracer is None or provider is not self._provider:
             self._provider, self._tracer = provider, provider.get_tracer(SCOPE, package_version(), SCHEMA_URL)
             _derive_ids(self._tracer)
-        return cast("otel_trace.Tracer", self._tracer)
+        return self._tracer
 
     def current_traceparent(self) -> str:
         """Internal: return the traceparent of the current span of this task, also if it is not one of ours."""

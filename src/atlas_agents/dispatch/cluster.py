@@ -9,7 +9,7 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 import psycopg
@@ -28,6 +28,9 @@ from atlas_agents.dispatch.members import (
     read_backlog,
 )
 from atlas_agents.dispatch.queue import HEARTBEAT_TIMEOUT, ConnectorException, Queue, QueueWorker
+
+if TYPE_CHECKING:
+    from atlas_agents.dispatch.valkey import ValkeySubscriber
 
 logger = logging.getLogger(__name__)
 OnResumed: TypeAlias = Callable[[RunningTurn, RunRow], Awaitable[None]]
@@ -79,11 +82,7 @@ class Cluster:
         self._followed_channel = f"{self._channel}_log"
         self._has_clients = True
         self._postgres = notifications.PostgresSubscriber(url, self._channels, self._receive, self._handle_reconnect)
-        self._valkey = None
-        if valkey is not None:
-            from atlas_agents.dispatch.valkey import ValkeySubscriber
-
-            self._valkey = ValkeySubscriber(valkey, self._receive_payload, self._handle_reconnect, self._notify)
+        self._valkey = self._subscribe_valkey(valkey) if valkey is not None else None
         self._worker: QueueWorker | None = None
         self._election: LeaderElection | None = None
         self._draining = False
@@ -336,6 +335,11 @@ class Cluster:
                 await connection.execute(_NOTIFY_MANY, ([self._channel] * len(joined), joined))
         except (psycopg.Error, OSError) as error:
             logger.warning("notification not sent: error=%s", error)
+
+    def _subscribe_valkey(self, client: Any) -> "ValkeySubscriber":
+        from atlas_agents.dispatch.valkey import ValkeySubscriber
+
+        return ValkeySubscriber(client, self._receive_payload, self._handle_reconnect, self._notify)
 
     def _receive_payload(self, payload: str) -> None:
         if (notification := notifications.decode_notification(payload)) is not None:

@@ -60,7 +60,7 @@ class LeaderElection:
                 async with await psycopg.AsyncConnection.connect(self._url, **CONNECTION_OPTIONS) as connection:
                     await connection.execute("SELECT set_config('idle_session_timeout', %s, false)", (_IDLE_TIMEOUT,))
                     await self._lead(connection)
-            except (psycopg.Error, OSError, TimeoutError) as error:
+            except (psycopg.Error, OSError) as error:
                 logger.info("leader election interrupted: error=%s", error)
             finally:
                 if self.is_leader:
@@ -154,7 +154,7 @@ async def _hold_lock(url: str, connection: psycopg.AsyncConnection[Any], key: in
                 await asyncio.sleep(_LOCK_INTERVAL)
                 async with asyncio.timeout(_LOCK_INTERVAL):
                     await connection.execute("SELECT 1")
-        except (psycopg.Error, OSError, TimeoutError):
+        except (psycopg.Error, OSError):
             logger.info("database lock connection lost, reconnecting")
         finally:
             await connection.close()
@@ -164,7 +164,7 @@ async def _hold_lock(url: str, connection: psycopg.AsyncConnection[Any], key: in
 
 async def _reacquire_lock(url: str, key: int, *, shared: bool) -> psycopg.AsyncConnection[Any]:
     while True:
-        with suppress(psycopg.Error, OSError, TimeoutError):
+        with suppress(psycopg.Error, OSError):
             connection = await _acquire_lock(url, key, shared=shared)
             if connection is not None:
                 return connection

@@ -166,7 +166,7 @@ class PostgresSubscriber:
                     self._connected_at = time.monotonic()
                     self._on_reconnect()
                     await self._receive(connection)
-            except (psycopg.Error, OSError, TimeoutError) as error:
+            except (psycopg.Error, OSError) as error:
                 logger.warning("not receiving notifications: error=%s", describe_error(error))
             finally:
                 self._connected_at = None

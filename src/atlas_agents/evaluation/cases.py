@@ -107,7 +107,7 @@ class Suite:
             raise ConfigError("expect is empty: name at least one scorer, for example contains")
         if case.max_rounds is not None and case.max_rounds < 1:
             raise ConfigError(f"max_rounds must be at least 1, got {case.max_rounds}")
-        if not isinstance(case.input, str | list | tuple | Message):
+        if not isinstance(case.input, (str, list, tuple, Message)):
             raise ConfigError(
                 f"invalid input {case.input!r}: expected a text or a list of messages; put quotes around it"
             )
@@ -308,8 +308,9 @@ def _parse_yaml(path: Path, text: str) -> tuple[Any, list[int]]:
     except ConfigError:
         raise
     except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise ConfigError(f"{path}:{line}: invalid YAML: {error.problem}") from error
+        marked: Any = error
+        line = marked.problem_mark.line + 1 if marked.problem_mark else 1
+        raise ConfigError(f"{path}:{line}: invalid YAML: {marked.problem}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: invalid YAML: {error}") from error
     if not isinstance(content, dict):

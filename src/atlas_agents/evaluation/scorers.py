@@ -121,7 +121,7 @@ def rubrics(expect: Mapping[str, Any]) -> list[Rubric]:
 
 
 def _as_list(value: Any) -> list[Any]:
-    return [*cast(Sequence[Any], value)] if isinstance(value, list | tuple) else [value]
+    return [*cast(Sequence[Any], value)] if isinstance(value, (list, tuple)) else [value]
 
 
 def _plain(name: str, check: _Plain) -> ScoreOutcome:
@@ -297,11 +297,11 @@ def _tool_calls(value: Any) -> _Plain:
 
 
 def _read_calls(value: Any) -> ExpectedCalls:
-    listed = isinstance(value, list | tuple)
+    listed = isinstance(value, (list, tuple))
     given = cast(Any, {} if value == "none" else {"calls": value} if listed else value)
     if isinstance(given, Mapping):
         fields = dict(cast(Mapping[str, Any], given))
-        if isinstance(calls := fields.get("calls"), list | tuple):
+        if isinstance(calls := fields.get("calls"), (list, tuple)):
             named = [{"name": each} if isinstance(each, str) else each for each in cast(Sequence[Any], calls)]
             fields["calls"] = named
         try:

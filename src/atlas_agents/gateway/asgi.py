@@ -173,7 +173,7 @@ class App:
 
     async def _authenticate_cookie(self, scope: Scope) -> None:
         """Use the cookie of a signed-in browser for WebSockets and the page's own API, never for the public APIs."""
-        accepted = scope["type"] == "websocket" or scope["path"].startswith(_PAGE_API)
+        accepted: bool = scope["type"] == "websocket" or scope["path"].startswith(_PAGE_API)
         cookie = read_cookie(scope) if accepted and self._hub is not None else ""
         if not cookie or self._hub is None or not self._authenticator.origin_policy.is_own_page(scope):
             return

@@ -126,7 +126,7 @@ def read_frame_id(frame: str | bytes) -> str | int | float | None:
         found = msgspec.json.decode(frame)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         return None
-    id: Any = found.get("id") if isinstance(found, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    id: Any = found.get("id") if isinstance(found, dict) else None
     return id if isinstance(id, str | int | float) and not isinstance(id, bool) else None
 
 

@@ -32,9 +32,15 @@ MAX_SIZE = 30_000_000
 _READ_TIMEOUT = 60.0
 _WORD_FILE = "application/vnd.openxmlformats-officedocument.wordprocessingml.document"
 _MEDIA: dict[str, Media] = {
-    **dict.fromkeys((".md", ".markdown", ".mdx", ".rst"), "markdown"),
-    **dict.fromkeys((".txt", ".text"), "text"),
-    **dict.fromkeys((".html", ".htm", ".xhtml"), "html"),
+    ".md": "markdown",
+    ".markdown": "markdown",
+    ".mdx": "markdown",
+    ".rst": "markdown",
+    ".txt": "text",
+    ".text": "text",
+    ".html": "html",
+    ".htm": "html",
+    ".xhtml": "html",
     ".pdf": "pdf",
     ".docx": "docx",
 }

@@ -13,7 +13,7 @@ from mcp.client.session import ClientRequestContext
 
 from atlas_agents.core.aio import SYSTEM_CLOCK, Clock, utc_day
 from atlas_agents.core.approvals import Choice, Field, Filled, Form, Kind
-from atlas_agents.core.errors import AtlasError, BadTool, ConfigError, QuotaExceeded
+from atlas_agents.core.errors import AtlasError, ConfigError, QuotaExceeded
 from atlas_agents.core.events import Usage
 from atlas_agents.core.messages import Message, Text, approximate_tokens, assistant, user
 from atlas_agents.providers.base import DoneChunk, Request, TextChunk, complete
@@ -86,7 +86,7 @@ class Elicitation:
         try:
             form = build_form(self._server, params)
             filled = await caller.ask(form)
-        except (ConfigError, BadTool) as error:
+        except ConfigError as error:
             logger.warning("elicitation rejected: server=%s error=%s", self._server, error)
             return types.ErrorData(code=types.INVALID_PARAMS, message=f"invalid elicitation request: {error}")
         return _result(form, filled)

@@ -564,7 +564,7 @@ class _Callbacks:
                 _set_answer(answer, query)
             writer.write(_CALLBACK + (_SIGNED_IN if answer is not None and "code" in query else _NOT_SIGNED_IN))
             await writer.drain()
-        except (OSError, TimeoutError, ValueError):
+        except (OSError, ValueError):
             pass
         finally:
             writer.close()

@@ -480,7 +480,7 @@ def _unwrap_error(body: object) -> object:
     """Return the error in a body. Google may send it in an array."""
     if isinstance(body, list) and len(cast(list[object], body)) == 1:
         body = cast(list[object], body)[0]
-    return cast(dict[str, Any], body).get("error", cast(object, body)) if isinstance(body, dict) else cast(object, body)
+    return cast(dict[str, Any], body).get("error", body) if isinstance(body, dict) else body
 
 
 def _read_details(error: object, kind: str) -> Iterator[dict[str, Any]]:
@@ -510,7 +510,7 @@ def _read_delay(body: object) -> float | None:
 def _read_param(body: object) -> str:
     error = _unwrap_error(body)
     param = cast(dict[str, Any], error).get("param") if isinstance(error, dict) else None
-    for detail in _read_details(cast(object, error), "BadRequest"):
+    for detail in _read_details(error, "BadRequest"):
         violations = cast(object, detail.get("fieldViolations"))
         first: Any = cast(list[Any], violations)[0] if isinstance(violations, list) and violations else None
         param = cast(dict[str, Any], first).get("field") if isinstance(first, dict) else None

@@ -123,7 +123,7 @@ async def _look_at(session: Any, id: str, address: str) -> FoundServer | None:
                 if response.status != 200:
                     return None
                 names = read_model_names(await response.content.read(MAX_MODELS_BODY))
-    except (aiohttp.ClientError, OSError, TimeoutError, ProviderError):
+    except (aiohttp.ClientError, OSError, ProviderError):
         return None
     return FoundServer(id, address, tuple(sort_models(id, names))) if names else None
 

@@ -220,7 +220,7 @@ class GeminiReader:
                 self._read_candidate(candidate, position, data, chunks)
 
     def _read_candidate(self, candidate: _Candidate, position: int, data: bytes, chunks: list[base.Chunk]) -> None:
-        for number, part in enumerate((candidate.content and candidate.content.parts) or ()):
+        for number, part in enumerate((candidate.content.parts if candidate.content else None) or ()):
             self.event_count += 1
             if part.functionCall is not None:
                 self._add_call(part.functionCall, clean(part.thoughtSignature or ""))

@@ -385,7 +385,7 @@ def _share_refusals(providers: Sequence[base.Provider]) -> None:
     """Let providers of one API learn from each other's requests, so that each refusal is met and reported once."""
     first = providers[0]
     for provider in providers[1:]:
-        if isinstance(first, HttpProvider) and isinstance(provider, type(first)):
+        if isinstance(first, HttpProvider) and isinstance(provider, type(first)) and isinstance(provider, HttpProvider):
             provider.share_refusals(first)
 
 
@@ -538,7 +538,7 @@ def _as_json(completion: Any, name: str) -> bytes:
 def _to_builtins(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(key): _to_builtins(item) for key, item in cast(dict[Any, Any], value).items()}
-    if isinstance(value, list | tuple):
+    if isinstance(value, (list, tuple)):
         return [_to_builtins(item) for item in cast(list[Any], value)]
     if isinstance(value, msgspec.Struct) or not hasattr(value, "__dict__"):
         return value

@@ -278,7 +278,7 @@ def _check_expressible(node: Schema) -> None:
     if not any(name in node for name in ("type", "anyOf", "oneOf", "allOf", "enum", "const", "$ref")):
         raise _NotExpressible("value of any type")
     values = [*node.get("enum", ()), node.get("const")]
-    if ("enum" in node and not node["enum"]) or any(isinstance(each, dict | list) for each in values):
+    if ("enum" in node and not node["enum"]) or any(isinstance(each, (dict, list)) for each in values):
         raise _NotExpressible("constant that is an object or a list")
 
 

@@ -121,7 +121,7 @@ class ValkeyCache:
         try:
             async with asyncio.timeout(_TIMEOUT):
                 await work
-        except (ValkeyError, OSError, TimeoutError) as error:
+        except (ValkeyError, OSError) as error:
             self._retry_at = time.monotonic() + _RETRY_AFTER
             logger.warning(
                 "shared history cache unavailable, reading from the database: %s",
@@ -244,7 +244,7 @@ class SessionCopies:
         try:
             async with asyncio.timeout(_TIMEOUT):
                 await self._client.set(f"agent:session:{state.session}", msgspec.json.encode(state), ex=EXPIRY)
-        except (ValkeyError, OSError, TimeoutError) as error:
+        except (ValkeyError, OSError) as error:
             self._retry_at = time.monotonic() + _RETRY_AFTER
             logger.warning("copies of sessions are not written for now: error=%s", type(error).__name__)
 

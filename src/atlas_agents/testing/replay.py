@@ -216,7 +216,7 @@ def _install_guard() -> None:
             sys.audit("multiprocessing.spawn", *arguments)
             return start(*arguments)
 
-        util.spawnv_passfds = audited
+        util.spawnv_passfds = audited  # pyrefly: ignore[bad-assignment] - it takes and returns the same
 
 
 def _refuse_effects(event: str, arguments: Any) -> None:
@@ -494,10 +494,9 @@ def load_agents(target: str) -> Atlas:
     The module must be importable: installed, or in a folder of `PYTHONPATH`. Otherwise name its file, as in
     `path/to/file.py:name`.
     """
-    found = import_target(target)
-    if callable(found) and not isinstance(found, Agent | Atlas):
-        found = found()
-    if isinstance(found, Atlas | Agent | list | tuple):
+    named = import_target(target)
+    found: Any = named() if callable(named) and not isinstance(named, Agent | Atlas) else named
+    if isinstance(found, (Atlas, Agent, list, tuple)):
         return read_agents(cast(Agents, found))
     raise ConfigError(f"agents {target!r}: expected an Atlas, an agent or a list of agents, got {found!r}")
 

@@ -44,7 +44,7 @@ def compute_binding(
     bound = [tool, arguments, where, policy_version, *([facts] if facts is not None else [])]
     try:
         canonical = msgspec.json.encode(bound, order="deterministic")
-        exact = msgspec.json.decode(canonical)[1] == arguments  # NaN would be encoded as null, and bytes as text
+        exact: bool = msgspec.json.decode(canonical)[1] == arguments  # NaN would be encoded as null, and bytes as text
     except (TypeError, ValueError, OverflowError, RecursionError):
         exact, canonical = False, b""
     if not exact:

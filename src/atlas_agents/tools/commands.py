@@ -394,7 +394,8 @@ def hash_executed_files(
     named += [path for folder in folders for path in _implied_files(words, folder)]
     is_computed = any_file and any(map(_EXPANSION.search, argv))
     beside = [path for folder in folders for path in _scripts_in(folder)] if is_computed else []
-    found = {path: _hash_readable(path, _MAX_SCANNED) for path in map(os.path.normpath, beside) if not skip(path)}
+    normal = [os.path.normpath(path) for path in beside]
+    found = {path: _hash_readable(path, _MAX_SCANNED) for path in normal if not skip(path)}
     pending, searched = deque(named), set[str]()
     while pending and len(searched) < len(named) + _MAX_FILES:
         path = os.path.normpath(pending.popleft())

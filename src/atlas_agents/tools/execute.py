@@ -525,7 +525,7 @@ def _replace_binary(value: Any) -> Any:
         return _encode_binary(bytes(cast(bytes, value)))
     if isinstance(value, dict):
         return {key: _replace_binary(item) for key, item in cast(dict[Any, Any], value).items()}
-    return [_replace_binary(item) for item in cast(list[Any], value)] if isinstance(value, list | tuple) else value
+    return [_replace_binary(item) for item in cast(list[Any], value)] if isinstance(value, (list, tuple)) else value
 
 
 def _check_encodable(value: Any, levels: int = _MAX_DEPTH) -> bool:
@@ -536,7 +536,7 @@ def _check_encodable(value: Any, levels: int = _MAX_DEPTH) -> bool:
             raise ValueError(f"{value} is not JSON")
     elif isinstance(value, str):
         value.encode()
-    elif isinstance(value, dict | list | tuple):
+    elif isinstance(value, (dict, list, tuple)):
         if not levels:
             raise RecursionError
         inner = cast(dict[Any, Any] | list[Any], value)

@@ -77,7 +77,7 @@ def classify_name(name: str) -> NameClass:
 @lru_cache(maxsize=4096)
 def _classify_name(name: str) -> NameClass:
     words = [word.lower() for word in _WORDS.findall(name)]
-    whole = "".join(words)
+    whole: str = "".join(words)
     if not words or whole in rules.HARMLESS_NAMES:
         return "harmless"
     if any(phrase in whole for phrase in rules.SECRET_PHRASES):
@@ -386,7 +386,7 @@ class _RedactedCopy:
             return "…"
         if type(value) is dict or isinstance(value, Mapping):  # the first is faster
             return self._mapping(cast(Mapping[Any, Any], value), levels - 1)
-        if isinstance(value, list | tuple):
+        if isinstance(value, (list, tuple)):
             return self._list(cast(list[Any], value), levels - 1)
         return f"<{type(value).__name__}>"
 
@@ -481,7 +481,7 @@ def find_secrets(value: Any, name: str = "", levels: int = _MAX_DEPTH) -> list[s
             for key, item in items.items()
             for found in find_secrets(item, name if is_secret_name(name) else _name_of(str(key), paired), levels - 1)
         ]
-    if isinstance(value, list | tuple):
+    if isinstance(value, (list, tuple)):
         items = cast(list[Any], value)
         if len(items) == 2 and isinstance(items[0], str) and holds_secret(items[0], items[1]):
             return find_secrets(items[1], items[0], levels - 1)

@@ -91,7 +91,7 @@ def _plugin_tools(provided: Any) -> list[Tool | Function]:
         return [provided]
     if callable(provided):
         return _plugin_tools(provided())
-    if isinstance(provided, list | tuple):
+    if isinstance(provided, (list, tuple)):
         return list(cast(list[Tool | Function], provided))
     raise BadTool(f"a plugin must provide tools, got {provided!r}")
 

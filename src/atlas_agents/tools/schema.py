@@ -126,10 +126,11 @@ def _backport(annotation: Any) -> Any:
     newer = tuple([_backport(each) for each in inner])
     if newer == inner:
         return annotation
-    origin: Any = get_origin(annotation)
+    origin: object = get_origin(annotation)
     if origin is Annotated:
         return Annotated[(newer[0], *annotation.__metadata__)]
-    return Union[newer] if origin is UnionType else origin[newer]  # noqa: UP007 - a tuple of types
+    form: Any = Union if origin is UnionType else origin
+    return form[newer]
 
 
 def _rebuild(old: Any) -> Any:
@@ -138,7 +139,8 @@ def _rebuild(old: Any) -> Any:
     fields: dict[str, Any] = {}
     for name, hint in get_type_hints(old, include_extras=True).items():
         bare = get_args(hint)[0] if get_origin(hint) in (Required, NotRequired) else hint
-        fields[name] = (Required if name in old.__required_keys__ else NotRequired)[_backport(bare)]
+        form: Any = Required if name in old.__required_keys__ else NotRequired
+        fields[name] = form[_backport(bare)]
     make: Any = typing_extensions.TypedDict
     return make(old.__name__, fields)
 
@@ -211,7 +213,7 @@ def compile_check(name: str, schema: dict[str, Any], *, formats: bool = False) -
         validator = jsonschema_rs.validator_for(
             schema, offline=True, pattern_options=jsonschema_rs.RegexOptions(), validate_formats=formats
         )
-    except (ValueError, jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError) as error:
+    except (ValueError, jsonschema_rs.ReferencingError) as error:
         raise BadTool(f"the parameters of tool {name!r} are not a valid JSON schema: {error}") from error
 
     def find_problems(arguments: dict[str, Any]) -> list[Any]:
@@ -238,12 +240,17 @@ def compile_check(name: str, schema: dict[str, Any], *, formats: bool = False) -
     return check
 
 
+def _distance(branch: list[Any]) -> tuple[int, int]:
+    """Return how far a value is from a type of a union: by the number of problems, then by how deep they are."""
+    return len(branch), -max(len(each.instance_path) for each in branch)
+
+
 def _describe_problem(error: Any) -> list[str]:
     """Return what is wrong, with the path of the field; for a union, what is wrong with the type that was meant."""
     branches: Any = getattr(error.kind, "context", None) or ()
-    meant = [branch for branch in branches if not any(_is_other_type(each, error) for each in branch)]
+    meant: list[list[Any]] = [branch for branch in branches if not any(_is_other_type(each, error) for each in branch)]
     if meant:
-        nearest = min(meant, key=lambda branch: (len(branch), -max(len(each.instance_path) for each in branch)))
+        nearest = min(meant, key=_distance)
         return [text for each in nearest for text in _describe_problem(each)]
     return [f"{_path(error.instance_path)}{error.message}"]
 
@@ -304,7 +311,7 @@ def _docstring_owner(function: Any) -> Any:
 def is_context(annotation: Any) -> bool:
     """Return whether a parameter receives the ToolContext; `ToolContext | None` counts."""
     kinds = get_args(annotation) if get_origin(annotation) in (Union, UnionType, Annotated) else (annotation,)
-    classes = (get_origin(kind) or kind for kind in kinds)
+    classes: list[object] = [get_origin(kind) or kind for kind in kinds]
     return any(isinstance(each, type) and issubclass(each, ToolContext) for each in classes)
 
 

@@ -455,7 +455,7 @@ class FunctionTool(Tool, Generic[P, R_co]):
     def __get__(self, instance: None, owner: type | None = None) -> "FunctionTool[P, R_co]": ...
     @overload
     def __get__(
-        self: "FunctionTool[Concatenate[Any, Q], R_co]", instance: object, owner: type | None = None
+        self: Callable[Concatenate[Any, Q], R_co], instance: object, owner: type | None = None
     ) -> "FunctionTool[Q, R_co]": ...
     def __get__(self, instance: object, owner: type | None = None) -> "FunctionTool[..., R_co]":
         """Return the tool of an object, for a method of its class."""
@@ -517,7 +517,7 @@ def tool(
     definition as a dict, in the form of OpenAI, Anthropic or MCP.
     """
     if isinstance(first, Mapping):
-        definition = cast(Mapping[str, Any], first)
+        definition = first
         if function is None:
             return lambda handler: _defined_tool(definition, handler, options)
         return _defined_tool(definition, function, options)
@@ -535,7 +535,7 @@ def tool(
         made = FunctionTool[..., Any](
             chosen, function, description=description or found.text, described=described, **options
         )
-        made._is_unbound = found.is_method  # pyright: ignore[reportPrivateUsage]
+        made._is_unbound = found.is_method
         update_wrapper(made, function, updated=())
         return made
 
@@ -578,7 +578,7 @@ _templates: weakref.WeakKeyDictionary[Function, Tool] = weakref.WeakKeyDictionar
 
 def expand_tools(items: Iterable[ToolLike]) -> Iterator[Tool]:
     """Yield the tool of each item, and all tools of each toolset."""
-    if isinstance(items, Tool | Mapping) or callable(items):
+    if isinstance(items, (Tool, Mapping)) or callable(items):
         raise BadTool(f"tools must be a list of tools or a toolset, got {items!r}: write tools=[…]")
     for item in items:
         if isinstance(item, Toolset):
@@ -598,7 +598,7 @@ def as_tool(item: Tool | Function | Mapping[str, Any]) -> Tool:
     if isinstance(item, MethodType) and isinstance(decorated, FunctionTool):  # `@classmethod` in Python 3.13
         return cast(FunctionTool[..., Any], decorated).__get__(item.__self__)
     if isinstance(item, Mapping):
-        return _tool_of_mapping(cast(Mapping[str, Any], item))
+        return _tool_of_mapping(item)
     if not callable(item):
         raise BadTool(f"{item!r} is neither a tool nor a function")
     return tool(item)
@@ -628,7 +628,7 @@ def _is_of_object(function: Function) -> bool:
     """Return whether a call can change an object of this process: a method of an object, or an object to call."""
     if isinstance(function, MethodType):
         return not isinstance(function.__self__, type)
-    return not isinstance(function, FunctionType | BuiltinFunctionType | partial | type)
+    return not isinstance(function, (FunctionType, BuiltinFunctionType, partial, type))
 
 
 def _not_sendable_error(name: str, reason: str) -> BadTool:

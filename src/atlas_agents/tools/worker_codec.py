@@ -15,6 +15,7 @@ from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, suppress
 from functools import partial, reduce
 from importlib import import_module
+from types import CellType
 from typing import Any, NoReturn, TypeAlias
 
 SMALL = 1 << 16  # bytes that are pickled in well under a millisecond, so without a thread
@@ -151,7 +152,8 @@ def find_unsendable(function: Callable[..., Any]) -> tuple[str, str] | None:
     if inner is not function:
         captured["self"] = getattr(function, "__self__", None)
     names = getattr(getattr(inner, "__code__", None), "co_freevars", ())
-    for name, cell in zip(names, getattr(inner, "__closure__", None) or (), strict=False):
+    cells: tuple[CellType, ...] = getattr(inner, "__closure__", None) or ()
+    for name, cell in zip(names, cells, strict=False):
         with suppress(ValueError):  # not assigned yet
             captured[name] = cell.cell_contents
     for name, value in captured.items():

@@ -39,7 +39,11 @@ class Client:
     async def run_to_end(self, *, restarted: bool, sends_first: bool) -> None:
         """Recover unfinished turns, send the remaining messages, and wait until every event was received."""
         loop = asyncio.get_running_loop()
-        STATE.points.cancel = lambda: loop.call_soon_threadsafe(self._cancel_all) and None
+
+        def cancel_soon() -> None:
+            loop.call_soon_threadsafe(self._cancel_all)
+
+        STATE.points.cancel = cancel_soon
         if restarted and not sends_first:
             await self._recover()
         if not (restarted and sends_first):

@@ -57,4 +57,4 @@ def commit_label(writes: Sequence[Write]) -> str:
 
 def install_faults() -> None:
     """Give every SQLite connection of this process fault points."""
-    sqlite3.connect = partial(sqlite3.connect, factory=FaultyConnection)
+    sqlite3.connect = partial(sqlite3.connect, factory=FaultyConnection)  # pyrefly: ignore[bad-assignment] - patched

@@ -74,7 +74,7 @@ class PostgresDatabase:
 def postgres() -> Generator[Callable[[], Database]]:
     """Start a server and return a function that creates the database of the next case and removes that of the last."""
     sys.path.append(str(Path(__file__).parents[2]))
-    from stores.postgres_server import PostgresServer
+    from stores.postgres_server import PostgresServer  # pyrefly: ignore[missing-import] - `stores.py` is in this folder
 
     _install_faults()
     with PostgresServer() as server, ExitStack() as last:

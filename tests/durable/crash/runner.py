@@ -255,7 +255,7 @@ def run_in_child(work: Callable[[], Coroutine[Any, Any, object]]) -> End:
     return decode_exit(os.waitpid(_fork(lambda: asyncio.run(work())), 0)[1])
 
 
-def _fork(work: Callable[[], object]) -> int:
+def _fork(work: Callable[[], object]) -> int:  # pyrefly: ignore[bad-return] - a child exits in `finally`
     """Run a function in a forked child; an alarm kills one that hangs."""
     child = os.fork()
     if child:

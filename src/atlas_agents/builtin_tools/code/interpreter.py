@@ -148,7 +148,7 @@ async def find_python(path: Path | None) -> PythonInstallation:
         async with asyncio.timeout(_INSPECT_TIMEOUT):
             output, _ = await process.communicate()
         prefix, base, real, compiled = json.loads(output)
-    except (OSError, TimeoutError, ValueError) as error:
+    except (OSError, ValueError) as error:
         reason = f"{executable} is not a working Python interpreter ({type(error).__name__})"
         raise SandboxUnavailable(reason, "set code_python to a Python executable or virtual environment") from None
     return PythonInstallation(executable, _library_folders(prefix, base, real), compiled)

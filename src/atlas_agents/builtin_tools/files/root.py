@@ -293,7 +293,7 @@ class Root(msgspec.Struct, frozen=True):
         try:
             names = [each for each in os.listdir(parent) if not is_secret(PurePosixPath(each))]
         except OSError:
-            names = []
+            names = list[str]()
         finally:
             os.close(parent)
         by_lower = {each.casefold(): each for each in names}

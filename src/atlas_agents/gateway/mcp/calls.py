@@ -490,7 +490,7 @@ def _to_elicitation(question: Question, problem: str, *, titled: bool) -> types.
         details = question.preview or encode(question.arguments).decode()
         lines = [question.title, question.reason, question.message, details]
         shown = note + "\n\n".join(dict.fromkeys(line for line in lines if line))[:_MAX_SHOWN]
-        options = [(each, _DECISIONS[each]) for each in _decisions(question)]
+        options: list[tuple[str, str]] = [(each, _DECISIONS[each]) for each in _decisions(question)]
         properties, required = {"decision": {"title": "Decision", **_enum(options, titled=titled)}}, ["decision"]
     schema: dict[str, Any] = {"type": "object", "properties": properties, "required": required}
     return types.ElicitRequest(params=types.ElicitRequestFormParams(message=shown, requested_schema=schema))

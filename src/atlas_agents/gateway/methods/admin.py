@@ -180,7 +180,7 @@ async def list_tools(caller: ClientConnection, params: wire.ToolsList) -> wire.T
     if wanted is None and params.session_key is not None:
         current = hub.atlas.get_agent()
         assigned = await hub.assignments.get(caller.grant.prefix + params.session_key)
-        wanted = assigned.agent_id or (current and current.id)
+        wanted = assigned.agent_id or (current.id if current else None)
     agents = [require_agent(hub, wanted)] if wanted else list(hub.atlas.agents)
     return wire.ToolsResult(tuple([shape for agent in agents for shape in _tool_shapes(caller, agent)]))
 

@@ -755,7 +755,9 @@ class ResponsesEndpoint:
         """Return a later part of a run as it started, with the tools that its client offered with the outputs."""
         approval = await self._hub.store.approval(self._hub.atlas.tenant, groups[part - 1].calls[0].id)
         answer = msgspec.json.decode(approval.answer, type=Answer) if approval and approval.answer else None
-        offer = msgspec.convert(((answer and answer.arguments) or {}).get("offer") or {"tools": ()}, ClientTools)
+        offer = msgspec.convert(
+            ((answer.arguments if answer else None) or {}).get("offer") or {"tools": ()}, ClientTools
+        )
         forced = schema.ChosenResponseTool("function", offer.tool_choice)
         return msgspec.structs.replace(
             _response_of(row),

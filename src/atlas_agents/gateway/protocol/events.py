@@ -406,7 +406,7 @@ def _replace_invalid_text(value: Any) -> Any:
     if isinstance(value, dict):
         return {clean(str(key)): _replace_invalid_text(item) for key, item in cast(dict[Any, Any], value).items()}
     return (
-        [_replace_invalid_text(item) for item in cast(list[Any], value)] if isinstance(value, list | tuple) else value
+        [_replace_invalid_text(item) for item in cast(list[Any], value)] if isinstance(value, (list, tuple)) else value
     )
 
 

@@ -471,7 +471,7 @@ def _call(name: str, raw: str, tools: Sequence[ToolSpec]) -> ToolCall:
         return ToolCall("", name, _unwrap_schema(parse_lenient_object(raw), tool))
     except ValueError:
         pass
-    only = tool and _single_text_parameter(tool)
+    only = _single_text_parameter(tool) if tool else None
     if only and not raw.lstrip().startswith(("{", "[")):
         return ToolCall("", name, {only: _unquote(raw)})
     return ToolCall("", name, {}, malformed=raw)

@@ -297,7 +297,7 @@ def _add_audit(context: WriteContext, write: store.AddAudit) -> Steps[store.Audi
 
 
 def _reserve(context: WriteContext, write: store.Reserve) -> Steps[int]:
-    rows = []
+    rows: list[tables.Row] = []
     if write.limit > 0:
         _, latest = days_ahead(write.day)
         rows = yield context.bind(sql.RESERVE, agent_id=write.agent_id, day=write.day, latest=latest, limit=write.limit)
