@@ -8,6 +8,8 @@ import pytest
 import structure
 
 ROOT = Path(__file__).parent.parent
+_PUBLIC = {"_exit", "_asdict", "_make", "_lib"}
+"""Documented names of `os` and of named tuples, and the module of sandlock that calls its library."""
 
 
 def test_modules_and_imports_stay_within_their_bars() -> None:
@@ -32,6 +34,29 @@ def test_tool_functions_are_called_in_one_place_only() -> None:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "function"
     ]
     assert sorted(callers) == ["atlas_agents.tools.execute", "atlas_agents.tools.tool"]
+
+
+def test_private_names_are_used_only_in_their_module() -> None:
+    assert [use for module, tree in structure.sources_of(ROOT).trees.items() for use in _foreign(module, tree)] == []
+
+
+def _foreign(module: str, tree: ast.Module) -> list[str]:
+    """Return the uses of private names that a module imports, or reads from an object, and does not define itself."""
+    own, used = set[str](), list[tuple[str, int]]()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(ast.Name("self" | "cls"), name):
+                own.add(name)
+            case ast.Attribute(_, name):
+                used.append((name, node.lineno))
+            case ast.FunctionDef(name) | ast.AsyncFunctionDef(name) | ast.ClassDef(name) | ast.Name(name):
+                own.add(name)
+            case ast.ImportFrom(_, names):
+                used += [(each.name, node.lineno) for each in names]
+            case _:
+                pass
+    private = [(name, line) for name, line in used if name.startswith("_") and not name.endswith("_")]
+    return [f"{module}:{line}: {name}" for name, line in private if name not in own | _PUBLIC]
 
 
 @pytest.mark.slow
