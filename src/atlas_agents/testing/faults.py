@@ -71,8 +71,8 @@ _START = 1_000_000_000.0
 _MAX_CRASHES = 3
 _MAX_FAULTS = 4
 _CLEANUP_SECONDS = 60.0
-_REAL_WAIT = 5.0
-"""Real seconds that virtual time waits for threads and sockets, which it cannot see."""
+_REAL_WAIT, _STORE_WAIT = 5.0, 60.0
+"""Real seconds that virtual time waits for threads and sockets, which it cannot see, and for the store."""
 _current_call: ContextVar[ToolContext | None] = ContextVar("simulated_call", default=None)
 _tool_name: ContextVar[str] = ContextVar("simulated_tool", default="")
 
@@ -201,7 +201,7 @@ class _VirtualSelector(selectors.DefaultSelector):
             return []
         threads = self.pending or threading.active_count() > self.own_threads
         others = threads or len(self.get_map()) > 1  # one wakes the loop
-        if others and self._waited < _REAL_WAIT:
+        if others and self._waited < (_STORE_WAIT if self.pending else _REAL_WAIT):
             started = time.monotonic()
             ready = super().select(0.01)
             self._waited = 0.0 if ready else self._waited + time.monotonic() - started
@@ -392,6 +392,7 @@ async def open_sqlite_file(path: Path, clock: Clock) -> AsyncGenerator[records.S
     before = threading.active_count()
     with _pending():
         await store.open()
+        await store.messages("default", "", last=True)  # a search, which starts the thread of searches
     loop = asyncio.get_running_loop()
     if isinstance(loop, VirtualLoop):
         loop.selector.own_threads += threading.active_count() - before

@@ -30,7 +30,7 @@ from atlas_agents.core.store import (
     Store,
     Write,
 )
-from atlas_agents.storage import migrations
+from atlas_agents.storage import migrations, sqlite_files
 from atlas_agents.storage.sql import statements, writes
 from atlas_agents.tools.approvals import Approvals
 from atlas_agents.tools.audit import AuditEntry
@@ -325,6 +325,7 @@ def _schema(old: str, new: str) -> None:
     if steps == migrations.STEPS:
         raise AssertionError(f"the schema does not say {old!r}")
     _set(migrations, STEPS=steps)
+    sqlite_files._empty_file.cache_clear()
 
 
 def _step(journal: Any) -> Callable[..., Any]:
