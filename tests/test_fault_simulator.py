@@ -22,6 +22,7 @@ from atlas_agents.testing import (
     calls,
     fails,
     fault_simulator,  # noqa: F401
+    faults,
     says,
 )
 from atlas_agents.testing.faults import FAULT_KINDS
@@ -61,6 +62,11 @@ def test_effect_of_a_keyed_tool_happens_once_whatever_happens(fault_simulator: F
     crashed = [case for case in report.cases if case.case.startswith("crash@")]
     assert all(case.processes == 2 for case in crashed)
     assert all(len(case.effects) == 1 for case in crashed)
+
+
+def test_store_in_a_file_is_waited_for_after_other_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(faults, "_REAL_WAIT", 0.0)  # as if it were used up by a thread that never does anything
+    FaultSimulator().run(shop, "Buy it", seeds=0, store="sqlite").raise_if_failed(allow_unknown=False)
 
 
 def test_tool_that_ignores_its_idempotency_key_is_reported() -> None:
