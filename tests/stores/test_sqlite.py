@@ -27,6 +27,7 @@ from atlas_agents.core.store import (
     AddJournal,
     AddMessage,
     ClaimRun,
+    DropMessages,
     PutSession,
     ReserveEvents,
 )
@@ -34,6 +35,7 @@ from atlas_agents.storage import migrations, sqlite_files
 from atlas_agents.storage.hash_chain import find_audit_break, find_journal_break
 from atlas_agents.storage.migrations import VERSION
 from atlas_agents.storage.sql import statements
+from atlas_agents.storage.sql.tables import Query, Row
 from atlas_agents.storage.sqlite import SqliteStore
 from atlas_agents.testing import Scripted, calls, says
 from checks import TIMEOUT, monitor_loop
@@ -329,11 +331,24 @@ async def test_first_search_after_the_database_was_moved_creates_no_file(store: 
 
 
 async def test_long_conversation_is_read_completely_and_in_order(store: SqliteStore) -> None:
-    """The rest of a long one is read on another thread."""
     ids = [f"m{n}" for n in range(600)]
     await store.commit(TENANT, [PutSession("s"), *[AddMessage("s", id, b"{}") for id in ids]])
     assert [row.id for row in await store.messages(TENANT, "s")] == ids
     assert [row.id for row in await store.messages(TENANT, "s", after=100, before=500)] == ids[100:499]
+
+
+async def test_long_conversation_that_is_deleted_meanwhile_is_not_read_in_part(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await store.commit(TENANT, [PutSession("s"), *[AddMessage("s", f"m{n}", b"{}") for n in range(600)]])
+    search = store.search
+
+    async def delete_and_search(query: Query) -> list[Row]:
+        await store.commit(TENANT, [DropMessages("s", 0)])
+        return await search(query)
+
+    monkeypatch.setattr(store, "search", delete_and_search)
+    assert await store.messages(TENANT, "s") == []
 
 
 async def test_close_finishes_pending_commits(tmp_path: Path) -> None:

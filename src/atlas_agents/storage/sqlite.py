@@ -23,7 +23,7 @@ import msgspec
 
 from atlas_agents.core.aio import SYSTEM_CLOCK, BatchThread, Clock, QueuedRequest
 from atlas_agents.core.errors import StoreError, StoreFull, StoreInUse
-from atlas_agents.core.store import AcceptRun, ClaimJob, ClaimRun, Hit, RunRow, StoredMessage, Where, Write
+from atlas_agents.core.store import AcceptRun, ClaimJob, ClaimRun, Hit, RunRow, Where, Write
 from atlas_agents.storage.hash_chain import AuditSigner
 from atlas_agents.storage.sql import statements, tables
 from atlas_agents.storage.sql.reads import SqlReads
@@ -43,8 +43,6 @@ from atlas_agents.storage.sqlite_files import (
 T = TypeVar("T")
 _OWNING_WRITES = (AcceptRun, ClaimRun, ClaimJob)
 """Writes of a process that executes turns or jobs."""
-_SHORT_CONVERSATION = 256
-"""Messages of a conversation that are read on the thread of short reads."""
 _MEMORY = Path(":memory:")
 
 
@@ -140,24 +138,6 @@ class SqliteStore(SqlReads):
         if self._searcher is None:
             self._searcher = _ReadThread(self._options, large_cache=True)
         return await self._searcher.thread.run(query)
-
-    async def messages(
-        self,
-        tenant: str,
-        session: str,
-        *,
-        after: int = 0,
-        before: int | None = None,
-        limit: int | None = None,
-        last: bool = False,
-    ) -> list[StoredMessage]:
-        """Return the messages of a session in order. What is beyond the first 256 is read on the thread of searches."""
-        if limit is not None or last:
-            return await super().messages(tenant, session, after=after, before=before, limit=limit, last=last)
-        rows = await super().messages(tenant, session, after=after, before=before, limit=_SHORT_CONVERSATION)
-        if len(rows) == _SHORT_CONVERSATION:
-            rows += await super().messages(tenant, session, after=rows[-1].seq, before=before)
-        return rows
 
     async def scan(self, query: Query) -> list[Row]:
         """Execute a query on a connection and thread of its own, so that not even searches wait for it."""

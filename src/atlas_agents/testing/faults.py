@@ -369,6 +369,7 @@ async def open_sqlite_file(path: Path, clock: Clock) -> AsyncGenerator[records.S
 
     Closing it loses nothing that a crash would keep: what is not committed was not acknowledged.
     """
+    from atlas_agents.storage.sql.tables import Query
     from atlas_agents.storage.sqlite import SqliteStore  # imports sqlite3
 
     class SimulatedFile(SqliteStore):
@@ -392,7 +393,7 @@ async def open_sqlite_file(path: Path, clock: Clock) -> AsyncGenerator[records.S
     before = threading.active_count()
     with _pending():
         await store.open()
-        await store.messages("default", "", last=True)  # a search, which starts the thread of searches
+        await store.search(Query("SELECT 1", {}))  # starts the thread of searches
     loop = asyncio.get_running_loop()
     if isinstance(loop, VirtualLoop):
         loop.selector.own_threads += threading.active_count() - before

@@ -48,6 +48,8 @@ _REFRESH_AFTER, _REFRESH_SESSIONS = 500, 64
 """Writes and sessions from which on the derived tables are refreshed without being asked for."""
 _REFRESH_DELAY = 1.0
 """Seconds from opening a store until its derived tables are checked, so that a start comes first."""
+_SHORT_CONVERSATION = 256
+"""Messages from which on a conversation is read as a search, so that short reads do not wait for it."""
 _REFRESH_PAUSE, _LOG_INTERVAL = 0.01, 5.0
 _SEQ = tables.AUDIT.names.index("seq")
 _USAGE_KEYS, _USAGE_AMOUNTS = tables.USAGE.names[:4], tables.USAGE.names[4:]
@@ -218,10 +220,12 @@ class SqlReads(ABC):
         last: bool = False,
     ) -> list[store.StoredMessage]:
         statement = sql.LAST_MESSAGES if last else sql.MESSAGES
-        end = _MAX_INTEGER if before is None else before
-        query = bind(tenant, statement, session=session, after=after, before=end, limit=limit_or_max(limit))
-        fetch = self.search if limit is None else self.fetch
-        rows = tables.MESSAGES.all(await fetch(query))
+        values = {"session": session, "after": after, "before": _MAX_INTEGER if before is None else before}
+        most = _SHORT_CONVERSATION if limit is None else limit
+        found = await self.fetch(bind(tenant, statement, **values, limit=limit_or_max(most)))
+        if limit is None and len(found) == most:  # a long one is read at once, so that no change comes in between
+            found = await self.search(bind(tenant, statement, **values, limit=limit_or_max(None)))
+        rows = tables.MESSAGES.all(found)
         return rows[::-1] if last else rows
 
     async def message(self, tenant: str, session: str, id: str) -> store.StoredMessage | None:
