@@ -20,7 +20,7 @@ import msgspec
 from websockets.exceptions import WebSocketException
 
 HERE = Path(__file__).parent
-sys.path += [str(HERE.parent), str(HERE.parent / "gateway")]
+sys.path += [str(HERE.parent), str(HERE.parent / "gateway")]  # before the imports of helpers, hence E402 below
 
 from gateway_client import Client  # noqa: E402
 from member_processes import member  # noqa: E402

@@ -1,14 +1,15 @@
 """Document library: import, refresh, search with positions, and removal."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
 from library_helpers import T, open_knowledge, pdf_file, word_file, write
 
 from atlas_agents.core.errors import ConfigError, NotFound, ToolFailed
-from atlas_agents.core.store import Where
+from atlas_agents.core.store import Where, Write
 from atlas_agents.knowledge import library, loaders
 from atlas_agents.knowledge.library import Knowledge, Progress, document_details
 from atlas_agents.knowledge.loaders import Item, Sources
@@ -139,12 +140,12 @@ async def test_long_document_is_stored_in_batches_and_counts_when_complete(
     async with open_knowledge(store) as knowledge:
         real, count = store.commit, 0
 
-        async def failing(tenant: str, writes: object) -> object:
+        async def failing(tenant: str, writes: Sequence[Write]) -> list[Any]:
             nonlocal count
             count += 1
             if count == 2:
                 raise OSError("the power went")
-            return await real(tenant, writes)  # type: ignore[arg-type]
+            return await real(tenant, writes)
 
         monkeypatch.setattr(store, "commit", failing)
         with pytest.raises(OSError, match="power"):
