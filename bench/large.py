@@ -103,7 +103,9 @@ def message_rows(scale: float) -> Iterator[tuple[Any, ...]]:
             parts = [{"type": "text", "text": text}]
             role = "user" if seq % 2 else "assistant"
             body = {"role": role, "parts": parts, "id": f"m{n}-{seq}", "created_at": session_time(n, sessions)}
-            yield ("default", session_key(n), seq, f"m{n}-{seq}", f"run{n}", json.dumps(body).encode())
+            id, packed = f"m{n}-{seq}", tables.pack_value(json.dumps(body).encode())
+            number = tables.message_number("default", session_key(n), id)
+            yield ("default", session_key(n), seq, id, f"run{n}", packed, number)
 
 
 def run_rows(scale: float) -> Iterator[tuple[Any, ...]]:
@@ -161,7 +163,7 @@ TABLES = {
         "tenant, key, agent_id, label, archived, metadata, created_at, updated_at, last_message, last_run",
         session_rows,
     ),
-    "messages": ("tenant, session, seq, id, run_id, body", message_rows),
+    "messages": ("tenant, session, seq, id, run_id, body, id_number", message_rows),
     "runs": (
         "tenant, id, session, place, agent_id, status, epoch, user_id, idempotency_key, request, error, created_at,"
         " ended_at",
