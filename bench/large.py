@@ -112,7 +112,7 @@ def run_rows(scale: float) -> Iterator[tuple[Any, ...]]:
     sessions = int(SESSIONS * scale)
     for n in range(sessions):
         at, user = session_time(n, sessions), f"user{n % USERS}"
-        yield ("default", f"run{n}", session_key(n), 1, AGENTS[n % 8], "done", 1, user, "", b"{}", None, at, at)
+        yield ("default", f"run{n}", session_key(n), 1, AGENTS[n % 8], "done", 1, user, "", b"{}", None, at, at, n + 1)
 
 
 def usage_rows(scale: float) -> Iterator[tuple[Any, ...]]:
@@ -166,7 +166,7 @@ TABLES = {
     "messages": ("tenant, session, seq, id, run_id, body, id_number", message_rows),
     "runs": (
         "tenant, id, session, place, agent_id, status, epoch, user_id, idempotency_key, request, error, created_at,"
-        " ended_at",
+        " ended_at, number",
         run_rows,
     ),
     "usage_sums": (
@@ -198,7 +198,7 @@ def fill_postgres(url: str, scale: float) -> None:
         for table, (columns, rows) in TABLES.items():
             found = connection.execute("SELECT attname FROM pg_attribute WHERE attrelid = %s::regclass", (table,))
             present, names = {name for (name,) in found}, columns.split(", ")
-            used = [n for n, name in enumerate(names) if name in present]
+            used = [n for n, name in enumerate(names) if name in present]  # only SQLite numbers its runs
             with connection.cursor().copy(
                 f"COPY {table} ({', '.join(names[n] for n in used)}) FROM STDIN".encode()
             ) as copy:
