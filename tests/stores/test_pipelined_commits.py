@@ -36,11 +36,11 @@ from atlas_agents.core.store import (
     Write,
 )
 from atlas_agents.storage import migrations
-from atlas_agents.storage.hash_chain import find_audit_break, find_journal_break
+from atlas_agents.storage.hash_chain import ChainEnds, find_audit_break, find_journal_break
 from atlas_agents.storage.migrations import STEPS
 from atlas_agents.storage.postgres import PostgresStore, tenant_lock_id
 from atlas_agents.storage.sql import tables
-from atlas_agents.storage.sql.pipelined import Batch, JournalEnds, NotPipelined
+from atlas_agents.storage.sql.pipelined import Batch, NotPipelined
 from atlas_agents.storage.sql.tables import WriteContext, pack_value, run_key
 from checks import TIMEOUT
 
@@ -220,7 +220,7 @@ async def test_transaction_whose_token_was_fenced_is_refused(
     _, writer, _ = store._require_open()
     await store.commit(TENANT, [PutSession("s")])
     token = 1000
-    batch = Batch(WriteContext(TENANT, 1), [[AddMessage("s", "late", b"{}")]], JournalEnds(), 1)
+    batch = Batch(WriteContext(TENANT, 1), [[AddMessage("s", "late", b"{}")]], ChainEnds(), 1)
     (query,) = batch.queries(writer._token_values(TENANT, token))
     assert not await writer._was_committed(TENANT, token, 0.0)
     with pytest.raises(StoreError, match="null value"):

@@ -19,7 +19,7 @@ import pytest
 from store_helpers import TENANT, everything, one_of_each, outcomes
 
 from atlas_agents import Agent, Atlas, tool
-from atlas_agents.core.errors import StoreBusy, StoreError, StoreFull
+from atlas_agents.core.errors import Conflict, NotFound, StaleOwner, StoreBusy, StoreError, StoreFull
 from atlas_agents.core.store import (
     AcceptRun,
     AddAudit,
@@ -30,6 +30,7 @@ from atlas_agents.core.store import (
     DropMessages,
     PutSession,
     ReserveEvents,
+    SetRun,
 )
 from atlas_agents.storage import migrations, sqlite_files
 from atlas_agents.storage.hash_chain import find_audit_break, find_journal_break
@@ -393,16 +394,16 @@ async def test_no_statement_scans_a_whole_table(store: SqliteStore) -> None:
 
 @pytest.mark.parametrize(
     "statement",
-    [statements.START_NEXT, statements.QUEUED_RUNS_OF, statements.ACTIVE_RUN, statements.note_last_turns(2)],
-    ids=["START_NEXT", "QUEUED_RUNS_OF", "ACTIVE_RUN", "note_last_turns"],
+    [statements.START_NEXT, statements.QUEUED_RUNS_OF, statements.SET_RUN, statements.note_last_turns(2)],
+    ids=["START_NEXT", "QUEUED_RUNS_OF", "SET_RUN", "note_last_turns"],
 )
 async def test_statement_of_a_turn_does_not_read_all_turns_of_its_session(store: SqliteStore, statement: str) -> None:
     form = statements.SQLITE_FORMS.get(statement, statement)
     with contextlib.closing(sqlite3.connect(store.path)) as connection:
         values = dict.fromkeys(re.findall(r":(\w+)", form), 1)
         plan = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {form}", values)]
-    searched = [line for line in plan if line.startswith("SEARCH runs ")]
-    few = ("INDEX runs_open", "AND place=?", "AND place>?")
+    searched = [line for line in plan if line.startswith(("SEARCH runs ", "SEARCH a "))]
+    few = ("INDEX runs_open", "AND place=?", "AND place>?", "AND id=?")
     assert searched
     assert all(any(each in line for each in few) for line in searched), plan
 
@@ -596,6 +597,40 @@ async def test_queued_run_of_an_older_process_does_not_write_into_the_journal_of
             assert len(await store.events(TENANT, run)) == (run == "r2")
     finally:
         await store.close()
+
+
+def journal_step(epoch: int, key: str) -> AddJournal:
+    return AddJournal("r", epoch, "outcome", key, b"{}")
+
+
+async def test_chains_that_two_stores_continue_in_turn_stay_intact(store: SqliteStore) -> None:
+    other = SqliteStore(store.path)
+    await other.open()
+    await store.commit(TENANT, [PutSession("s"), AcceptRun("r", "s", "a"), ClaimRun("r"), journal_step(1, "1")])
+    for number in range(3):
+        owner = 2 * number + 2
+        await other.commit(TENANT, [ClaimRun("r"), journal_step(owner, f"other {number}"), AddAudit(b"other")])
+        with pytest.raises(StaleOwner):
+            await store.commit(TENANT, [journal_step(owner - 1, f"late {number}")])
+        await store.commit(TENANT, [ClaimRun("r"), journal_step(owner + 1, f"own {number}"), AddAudit(b"own")])
+    await other.close()
+    steps, entries = await store.journal(TENANT, "r"), await store.audit(TENANT)
+    assert find_journal_break(steps) is None and find_audit_break(entries) is None
+    assert [step.key for step in steps] == ["1", "other 0", "own 0", "other 1", "own 1", "other 2", "own 2"]
+    assert [row.entry for row in entries] == [b"other", b"own"] * 3
+
+
+async def test_chains_continue_after_a_commit_that_failed(store: SqliteStore) -> None:
+    await store.commit(TENANT, [PutSession("s"), AcceptRun("r", "s", "a"), ClaimRun("r"), journal_step(1, "1")])
+    for _ in range(2):
+        with pytest.raises(NotFound):
+            await store.commit(TENANT, [journal_step(1, "2"), AddAudit(b"lost"), ClaimRun("missing")])
+    await store.commit(TENANT, [journal_step(1, "2"), AddAudit(b"kept"), SetRun("r", 1, "done")])
+    with pytest.raises(Conflict):
+        await store.commit(TENANT, [journal_step(1, "3")])
+    steps, entries = await store.journal(TENANT, "r"), await store.audit(TENANT)
+    assert find_journal_break(steps) is None and find_audit_break(entries) is None
+    assert [step.key for step in steps] == ["1", "2"] and [row.entry for row in entries] == [b"kept"]
 
 
 async def test_numbers_of_other_runs_are_out_of_reach(store: SqliteStore) -> None:

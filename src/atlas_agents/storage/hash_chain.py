@@ -11,6 +11,7 @@ import hashlib
 import hmac
 import logging
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -30,6 +31,7 @@ START = ""
 _PAGE = 1000
 _BLOCK = 64
 """Bytes of a block of SHA-256."""
+_MAX_CHAINS = 8192
 _FLUSH_DELAY = 1.0
 """Seconds after a row until the signed heads are written."""
 _PUBLISH_TIMEOUT = 5.0
@@ -49,6 +51,35 @@ def journal_row(
     head = encode([previous, seq, run_id, kind, key, at])
     digest = hashlib.sha256(head + b"\n" + payload).hexdigest()
     return JournalRow(run_id, seq, kind, key, payload, at, previous, digest)
+
+
+class ChainEnds:
+    """Cache of the last row of each chain that this process writes, so that it is not read before each row.
+
+    A chain is the journal of a run, or the audit log of a tenant, whose `run_id` is empty. The database verifies what
+    is cached: a wrong entry costs a repetition, never a wrong row.
+    """
+
+    def __init__(self) -> None:
+        self._ends: OrderedDict[tuple[str, str], tuple[int, str]] = OrderedDict()
+
+    def get(self, tenant: str, run_id: str) -> tuple[int, str] | None:
+        return self._ends.get((tenant, run_id))
+
+    def put(self, tenant: str, run_id: str, seq: int, hash: str) -> None:
+        self._ends[tenant, run_id] = seq, hash
+        self._ends.move_to_end((tenant, run_id))
+        if len(self._ends) > _MAX_CHAINS:
+            self._ends.popitem(last=False)
+
+    def drop(self, tenant: str, run_id: str) -> None:
+        self._ends.pop((tenant, run_id), None)
+
+    def drop_all(self, tenant: str, writes: Sequence[port.Write]) -> None:
+        """Forget the journals that a commit continues."""
+        for write in writes:
+            if isinstance(write, port.AddJournal | port.ClaimRun):
+                self.drop(tenant, write.run_id)
 
 
 def find_audit_break(rows: Iterable[AuditRow], keys: Sequence[bytes] = ()) -> int | None:

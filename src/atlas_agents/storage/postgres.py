@@ -32,7 +32,7 @@ from atlas_agents.core.store import (
     Write,
 )
 from atlas_agents.storage import postgres_connection
-from atlas_agents.storage.hash_chain import START, AuditSigner
+from atlas_agents.storage.hash_chain import START, AuditSigner, ChainEnds
 from atlas_agents.storage.history_cache import HistoryCache, load_shared_secret
 from atlas_agents.storage.postgres_connection import Cursor
 from atlas_agents.storage.sql import statements as sql
@@ -40,7 +40,6 @@ from atlas_agents.storage.sql import tables
 from atlas_agents.storage.sql.derived import NotShared
 from atlas_agents.storage.sql.pipelined import (
     Batch,
-    JournalEnds,
     NotPipelined,
     content_size,
     is_pipelined,
@@ -415,7 +414,7 @@ class Writer:
         self._hook = hook
         self._id = secrets.token_bytes(16)
         self._tokens = itertools.count(_TOKEN_STEP, _TOKEN_STEP)
-        self._journals = JournalEnds()
+        self._journals = ChainEnds()
         self._waiting: dict[str, deque[Commit]] = {}
         self._tasks = BackgroundTasks("Postgres writer")
 

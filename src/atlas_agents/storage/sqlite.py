@@ -24,7 +24,7 @@ import msgspec
 from atlas_agents.core.aio import SYSTEM_CLOCK, BatchThread, Clock, QueuedRequest
 from atlas_agents.core.errors import StoreError, StoreFull, StoreInUse
 from atlas_agents.core.store import AcceptRun, ClaimJob, ClaimRun, Hit, RunRow, Where, Write
-from atlas_agents.storage.hash_chain import AuditSigner
+from atlas_agents.storage.hash_chain import AuditSigner, ChainEnds
 from atlas_agents.storage.sql import statements, tables
 from atlas_agents.storage.sql.reads import SqlReads
 from atlas_agents.storage.sql.tables import Query, Row, Steps, WriteContext
@@ -179,8 +179,10 @@ class _WriteThread:
     def __init__(self, options: OpenOptions, clock: Clock, audit_key: bytes | None) -> None:
         self.transactions = 0
         self._audit_key = audit_key
+        self._ends = ChainEnds()
         self._options = options
         self._path = options.path
+        self._file = str(options.path)
         self._clock = clock
         self._connection: sqlite3.Connection | None = None
         self._identity: tuple[int, int] | None = None
@@ -207,7 +209,7 @@ class _WriteThread:
 
     def _open(self) -> None:
         self._connection = open_writer(self._options)
-        self._identity = file_identity(self._path)
+        self._identity = file_identity(self._file)
 
     def _close(self) -> None:
         connection, self._connection = self._connection, None
@@ -273,7 +275,7 @@ class _WriteThread:
         self.transactions += 1
 
     def _apply(self, connection: sqlite3.Connection, commit: _Commit) -> list[Any]:
-        context = WriteContext(commit.tenant, int(self._clock.time() * 1000), self._audit_key)
+        context = WriteContext(commit.tenant, int(self._clock.time() * 1000), self._audit_key, ends=self._ends)
         return run_steps(connection, apply_writes(context, commit.writes))
 
     def _apply_in_savepoint(self, connection: sqlite3.Connection, queued: _QueuedWrite, commit: _Commit) -> None:
@@ -292,7 +294,7 @@ class _WriteThread:
         """Return the connection. Commits to a file that was moved away would be lost unnoticed, so that is an error."""
         if self._connection is None:
             raise StoreError(f"database {self._path} is not open")
-        if file_identity(self._path) != self._identity:
+        if file_identity(self._file) != self._identity:
             raise StoreError(f"database {self._path} was moved or removed while in use; writing has stopped")
         return self._connection
 
@@ -501,6 +503,7 @@ class MemoryStore(SqlReads):
     def __init__(self, *, clock: Clock = SYSTEM_CLOCK) -> None:
         super().__init__()
         self._clock = clock
+        self._ends = ChainEnds()
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
 
@@ -511,7 +514,7 @@ class MemoryStore(SqlReads):
         """Do nothing."""
 
     async def commit(self, tenant: str, writes: Sequence[Write]) -> list[Any]:
-        context = WriteContext(tenant, int(self._clock.time() * 1000))
+        context = WriteContext(tenant, int(self._clock.time() * 1000), ends=self._ends)
         with self._lock:
             connection = self._connect()
             try:

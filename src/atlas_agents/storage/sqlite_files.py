@@ -148,10 +148,10 @@ def _empty_file() -> bytes:
     return bytes(content)
 
 
-def file_identity(path: Path) -> tuple[int, int] | None:
+def file_identity(path: str) -> tuple[int, int] | None:
     """Return device and inode of the file at the path, if any. They change when the file is moved or replaced."""
     try:
-        found = path.stat()
+        found = os.stat(path)
     except OSError:
         return None
     return found.st_dev, found.st_ino

@@ -11,7 +11,7 @@ order: sessions by the hash of their key, then the audit chain. A lock of a row,
 write a further record to the WAL for each row.
 """
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -19,17 +19,14 @@ import msgspec
 
 from atlas_agents.core import store
 from atlas_agents.core.json import encode
-from atlas_agents.storage.hash_chain import START, audit_row, journal_row
+from atlas_agents.storage.hash_chain import START, ChainEnds, audit_row, journal_row
 from atlas_agents.storage.sql import statements as sql
 from atlas_agents.storage.sql import tables
 from atlas_agents.storage.sql.tables import Query, Row, WriteContext, clean_text, pack_bodies, pack_value
-from atlas_agents.storage.sql.writes import MAX_RESERVED_EVENTS, changed_fields, new_run
+from atlas_agents.storage.sql.writes import FIRST_OWNER, MAX_RESERVED_EVENTS, changed_fields, new_run
 
-_MAX_JOURNALS = 8192
 _MIN_PACKED = 64
 """Bytes of events from which on they are compressed."""
-_FIRST_OWNER = 1
-"""Epoch of the first owner of a run, which begins its journal."""
 
 
 class NotPipelined(Exception):
@@ -49,34 +46,6 @@ class WrittenTurns(msgspec.Struct, frozen=True):
 
 Put: TypeAlias = Callable[[Any], None]
 Finisher: TypeAlias = Callable[[WrittenTurns], None]
-
-
-class JournalEnds:
-    """Cache of the last step of each journal that this process writes, so that it is not read before each step.
-
-    The function verifies what is cached: a wrong entry costs a repetition, never a wrong row.
-    """
-
-    def __init__(self) -> None:
-        self._ends: OrderedDict[tuple[str, str], tuple[int, str]] = OrderedDict()
-
-    def get(self, tenant: str, run_id: str) -> tuple[int, str] | None:
-        return self._ends.get((tenant, run_id))
-
-    def put(self, tenant: str, run_id: str, seq: int, hash: str) -> None:
-        self._ends[tenant, run_id] = seq, hash
-        self._ends.move_to_end((tenant, run_id))
-        if len(self._ends) > _MAX_JOURNALS:
-            self._ends.popitem(last=False)
-
-    def drop(self, tenant: str, run_id: str) -> None:
-        self._ends.pop((tenant, run_id), None)
-
-    def drop_all(self, tenant: str, writes: Sequence[store.Write]) -> None:
-        """Forget the journals that a commit continues."""
-        for write in writes:
-            if isinstance(write, store.AddJournal | store.ClaimRun):
-                self.drop(tenant, write.run_id)
 
 
 def is_pipelined(writes: Sequence[store.Write]) -> bool:
@@ -100,12 +69,12 @@ def content_size(writes: Sequence[store.Write]) -> int:
     return size
 
 
-def unknown_journals(tenant: str, commits: Sequence[Sequence[store.Write]], journals: JournalEnds) -> Query | None:
+def unknown_journals(tenant: str, commits: Sequence[Sequence[store.Write]], journals: ChainEnds) -> Query | None:
     """Return the query for the ends of journals that the commits continue and that are not known yet."""
     writes = [write for commit in commits for write in commit]
     claimed = {write.run_id for write in writes if isinstance(write, store.ClaimRun)}
     steps = [write for write in writes if isinstance(write, store.AddJournal)]
-    runs = {step.run_id for step in steps if not (step.epoch == _FIRST_OWNER and step.run_id in claimed)}
+    runs = {step.run_id for step in steps if not (step.epoch == FIRST_OWNER and step.run_id in claimed)}
     unknown = sorted(run_id for run_id in runs if journals.get(tenant, run_id) is None)
     keys = [*map(tables.run_key, unknown)]
     return tables.bind(tenant, sql.POSTGRES_JOURNAL_ENDS, run_ids=unknown, run_keys=keys) if unknown else None
@@ -115,7 +84,7 @@ class Batch:
     """A group of commits as the argument of the function; after `finish`, `final_queries` follow before the COMMIT."""
 
     def __init__(
-        self, context: WriteContext, commits: Sequence[Sequence[store.Write]], journals: JournalEnds, chain_lock: int
+        self, context: WriteContext, commits: Sequence[Sequence[store.Write]], journals: ChainEnds, chain_lock: int
     ) -> None:
         if not context.tenant:
             raise NotPipelined
@@ -198,7 +167,7 @@ class Batch:
         tenant = self.context.tenant
         for run_id, epoch in self._claimed.items():
             self._journals.drop(tenant, run_id)
-            if epoch == _FIRST_OWNER:
+            if epoch == FIRST_OWNER:
                 self._journals.put(tenant, run_id, 0, START)
         for run_id, step in self._steps.items():
             self._journals.put(tenant, run_id, step.seq, step.hash)
@@ -229,7 +198,7 @@ class Batch:
         """Add a step to a journal. The first new step of a run must follow its last one."""
         last = self._steps.get(write.run_id)
         end = (last.seq, last.hash) if last else self._journals.get(self.context.tenant, write.run_id)
-        if end is None and write.epoch == _FIRST_OWNER and self.runs.get(write.run_id, {}).get("claims"):
+        if end is None and write.epoch == FIRST_OWNER and self.runs.get(write.run_id, {}).get("claims"):
             end = 0, START
         step_key = write.run_id, write.kind, write.key
         if end is None or step_key in self._step_keys:

@@ -26,8 +26,10 @@ _CHANGES = ", ".join(
     f"{name} = coalesce(:new_{name}, sessions.{name})" for name in PutSession.__struct_fields__ if name != "key"
 )
 PUT_SESSION = f"""
-{t.SESSIONS.insert(updated_at=_NEXT_UPDATED_AT)}
-ON CONFLICT (tenant, key) DO UPDATE SET {_CHANGES}, updated_at = {_NEXT_UPDATED_AT} RETURNING {t.SESSIONS.columns}"""
+{t.SESSIONS.insert(updated_at=_NEXT_UPDATED_AT, last_run=":runs")}
+ON CONFLICT (tenant, key) DO UPDATE SET {_CHANGES}, updated_at = {_NEXT_UPDATED_AT},
+    last_run = sessions.last_run + :runs
+RETURNING {t.SESSIONS.columns}, last_run"""
 SET_SESSION_METADATA = f"""UPDATE sessions SET metadata = :metadata, updated_at = {_NEXT_UPDATED_AT}
 WHERE tenant = :tenant AND key = :key RETURNING {t.SESSIONS.columns}"""
 NAME_SESSION = f"""UPDATE sessions SET label = :label, updated_at = {_NEXT_UPDATED_AT}
@@ -77,7 +79,7 @@ MESSAGE_OF_ID = f"""
 _IS_NO_OLDER = f" AND NOT EXISTS (SELECT 1 FROM messages WHERE {_OF_OLDER} = :id)"
 ADD_MESSAGE = f"""
 INSERT INTO messages (tenant, session, seq, id, run_id, body, id_number)
-SELECT :tenant, key, last_message + 1, :id, :run_id, :body, :id_number FROM sessions
+SELECT :tenant, key, last_message + :place, :id, :run_id, :body, :id_number FROM sessions
 WHERE tenant = :tenant AND key = :session
     AND NOT EXISTS (SELECT 1 FROM messages WHERE {_OF_NUMBER} = :id_number AND id = :id){_IS_NO_OLDER} RETURNING seq"""
 _UPDATED_AT_STEP = 1000
@@ -120,14 +122,15 @@ _FIRST_STATUS = f"""
     THEN 'queued' ELSE 'running' END"""
 ADD_RUN = f"""
 {t.RUNS.insert(status=_FIRST_STATUS, place=":place")}
-ON CONFLICT (tenant, id) DO NOTHING RETURNING {t.RUNS.columns}"""
+ON CONFLICT (tenant, id) DO NOTHING RETURNING status"""
 CLAIM_RUN = f"""
 UPDATE runs SET epoch = epoch + 1 WHERE tenant = :tenant AND id = :run_id AND {_OPEN} RETURNING epoch"""
 RUN = f"SELECT {t.RUNS.columns} FROM runs WHERE tenant = :tenant AND id = :run_id"
-ACTIVE_RUN = f"SELECT id FROM runs WHERE tenant = :tenant AND session = :session AND {_ACTIVE}"
-SET_RUN = """
+SET_RUN = f"""
 UPDATE runs SET status = :status, error = coalesce(:error, error), ended_at = :ended_at
-WHERE tenant = :tenant AND id = :run_id"""
+WHERE tenant = :tenant AND id = :run_id AND epoch = :epoch AND {_OPEN} AND (status <> 'queued' OR :ends OR NOT EXISTS (
+    SELECT 1 FROM runs a WHERE a.tenant = :tenant AND a.session = runs.session AND a.{_ACTIVE}))
+RETURNING session"""
 START_NEXT = f"""
 UPDATE runs SET status = 'running' WHERE tenant = :tenant AND session = :session AND status = 'queued'
 AND place = (SELECT min(place) FROM runs WHERE tenant = :tenant AND session = :session AND status = 'queued')
@@ -181,7 +184,7 @@ SELECT {t.JOURNAL.select(run_id=_OF_RUN_ID, previous=_PREVIOUS_HASH)} FROM journ
 WHERE tenant = :tenant AND {_KEYED} ORDER BY seq"""
 AUDIT_END = "SELECT seq, hash FROM audit WHERE tenant = :tenant ORDER BY seq DESC LIMIT 1"
 NEXT_AUDIT_TENANT = "SELECT tenant FROM audit WHERE tenant > :after ORDER BY tenant LIMIT 1"
-ADD_AUDIT = t.AUDIT.insert()
+ADD_AUDIT = f"{t.AUDIT.insert()} RETURNING seq"
 _AUDIT = f"SELECT {t.AUDIT.columns} FROM audit WHERE tenant = :tenant AND seq > :after"
 AUDIT = f"{_AUDIT} ORDER BY seq LIMIT :limit"
 LAST_AUDIT = f"{_AUDIT} ORDER BY seq DESC LIMIT :limit"
@@ -1062,7 +1065,7 @@ SQLITE_FORMS = {
     ),
     **{  # SQLite uses a partial index only where its condition is repeated
         each: re.sub(rf"(status = 'queued'|{re.escape(_ACTIVE)})", rf"\1 AND {_OPEN}", each)
-        for each in (START_NEXT, QUEUED_RUNS_OF, ACTIVE_RUN)
+        for each in (START_NEXT, QUEUED_RUNS_OF, SET_RUN)
     },
     MESSAGE_OF_ID: _MESSAGE_OF_NUMBER,
     ADD_MESSAGE: ADD_MESSAGE.replace(_IS_NO_OLDER, ""),
@@ -1074,9 +1077,16 @@ WHERE {_OF_RUN}""",
     ADD_JOURNAL: f"""
 INSERT INTO journal_rows (id, kind, key, at, hash, payload)
 SELECT r.number << 31 | :seq, :kind, :key, :at, :hash, :payload FROM runs r
-WHERE {_OF_RUN} AND r.number > 0
+WHERE {_OF_RUN} AND r.number > 0 AND r.epoch = :epoch AND r.{_OPEN}
+    AND :end_hash = coalesce(
+        (SELECT j.hash FROM journal_rows j WHERE {_JOURNAL_RANGE} ORDER BY j.id DESC LIMIT 1), '{hash_chain.START}')
     AND NOT EXISTS (SELECT 1 FROM journal_rows j WHERE {_JOURNAL_RANGE} AND j.kind = :kind AND j.key = :key)
 RETURNING id""",
+    ADD_AUDIT: f"""
+INSERT INTO audit (tenant, {t.AUDIT.columns})
+SELECT :tenant, {", ".join(f":{name}" for name in t.AUDIT.names)} WHERE :previous = coalesce(
+    (SELECT hash FROM audit WHERE tenant = :tenant ORDER BY seq DESC LIMIT 1), '{hash_chain.START}')
+RETURNING seq""",
     JOURNAL: f"""
 SELECT {_JOURNAL_COLUMNS} FROM runs r CROSS JOIN journal_rows j WHERE {_OF_RUN} AND {_JOURNAL_RANGE} ORDER BY j.id""",
     EVENTS: f"""

@@ -21,7 +21,7 @@ import msgspec
 from atlas_agents.core import store
 from atlas_agents.core.errors import StoreError
 from atlas_agents.core.json import encode
-from atlas_agents.storage.hash_chain import journal_row
+from atlas_agents.storage.hash_chain import ChainEnds, journal_row
 
 logger = logging.getLogger(__name__)
 Row: TypeAlias = tuple[Any, ...]
@@ -96,12 +96,21 @@ Steps: TypeAlias = Generator[Query, list[Row], T]
 
 class WriteContext(msgspec.Struct, frozen=True):
     """Tenant and time (milliseconds since 1970) of a commit, and the key of the hashes of audit rows, if any.
-    `is_shared`: commits of turns are written at the same time."""
+    `is_shared`: commits of turns are written at the same time. `ends`: the ends of hash chains, if they are cached."""
 
     tenant: str
     now: int
     audit_key: bytes | None = None
     is_shared: bool = False
+    ends: ChainEnds | None = None
+
+    def chain_end(self, run_id: str) -> tuple[int, str] | None:
+        """Return the cached end of a journal, or of the audit log for no run. It may be outdated."""
+        return self.ends.get(self.tenant, run_id) if self.ends is not None else None
+
+    def note_end(self, run_id: str, seq: int, hash: str) -> None:
+        if self.ends is not None:
+            self.ends.put(self.tenant, run_id, seq, hash)
 
     def bind(self, sql: str, /, **values: Any) -> Query:
         """Bind a statement to the tenant, the time and values."""

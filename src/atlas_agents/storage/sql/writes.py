@@ -19,7 +19,6 @@ from atlas_agents.storage.sql import statements as sql
 from atlas_agents.storage.sql import tables
 from atlas_agents.storage.sql.derived import refresh_indexes
 from atlas_agents.storage.sql.tables import (
-    Query,
     Steps,
     Vector,
     WriteContext,
@@ -31,6 +30,10 @@ from atlas_agents.storage.sql.text_search import owner_words
 
 MAX_RESERVED_EVENTS = tables.MAX_SEQ
 """Event numbers that a run may reserve."""
+FIRST_OWNER = 1
+"""Epoch of the first owner of a run, which begins its journal."""
+_AUDIT_LOG = ""
+"""Name of the audit log in `ChainEnds`, where a journal has the id of its run."""
 _PASSAGE_BATCHES = (32, 8, 1)
 _RUN_FIELDS = [name for name in store.AcceptRun.__struct_fields__ if name in store.RunRow.__struct_fields__]
 
@@ -43,28 +46,53 @@ def apply_writes(context: WriteContext, writes: Sequence[store.Write]) -> Steps[
             if existing is not None:
                 return [existing if i == index else None for i in range(len(writes))]
     results: list[Any] = []
-    for write in writes:
-        steps = _STEPS.get(type(write))
-        if steps is None:
-            raise StoreError(f"unknown write: {type(write).__name__}")
-        results.append((yield from steps(context, write)))
+    while len(results) < len(writes):
+        results += yield from _apply_next(context, writes, len(results))
     return results
+
+
+def _apply_next(context: WriteContext, writes: Sequence[store.Write], place: int) -> Steps[Sequence[Any]]:
+    """Apply the write at a place, and those after it that take fewer statements together with it."""
+    write = writes[place]
+    match writes[place : place + 2]:
+        case store.PutSession(key=key) as put, store.AcceptRun(session=session) as accept if key == session:
+            is_claimed = [*writes[place + 2 : place + 3]] == [store.ClaimRun(accept.id)]
+            return (yield from _put_and_accept(context, put, accept, is_claimed=is_claimed))
+        case store.AddMessage() as first, *_:
+            return (yield from _add_messages_of(context, _messages_from(writes, place, first.session)))
+        case _:
+            pass
+    steps = _STEPS.get(type(write))
+    if steps is None:
+        raise StoreError(f"unknown write: {type(write).__name__}")
+    return ((yield from steps(context, write)),)
+
+
+def _messages_from(writes: Sequence[store.Write], place: int, session: str) -> list[store.AddMessage]:
+    """Return the messages of a session that follow each other from a place on."""
+    found: list[store.AddMessage] = []
+    for write in writes[place:]:
+        if not isinstance(write, store.AddMessage) or write.session != session:
+            break
+        found.append(write)
+    return found
 
 
 # Sessions and messages
 
 
 def _put_session(context: WriteContext, write: store.PutSession) -> Steps[store.Session]:
-    (row,) = yield bind_session(context, write)
-    return tables.SESSIONS.decode(row)
+    session, _ = yield from _put_session_of(context, write, 0)
+    return session
 
 
-def bind_session(context: WriteContext, write: store.PutSession) -> Query:
-    """Return the query that creates or changes a session."""
-    values = _encode_session(store.Session(write.key, created_at=context.now)) | changed_fields(write)
-    new = {f"new_{name}": None for name in write.__struct_fields__}
-    given = {f"new_{name}": value for name, value in changed_fields(write).items()}
-    return context.bind(sql.PUT_SESSION, **values, **new | given)
+def _put_session_of(context: WriteContext, write: store.PutSession, runs: int) -> Steps[tuple[store.Session, int]]:
+    """Create or change a session that gets a number of new runs; return it and the place of its last run."""
+    changed = changed_fields(write)
+    values = _encode_session(store.Session(write.key, created_at=context.now)) | changed
+    new = {f"new_{name}": changed.get(name) for name in write.__struct_fields__}
+    ((*row, last_run),) = yield context.bind(sql.PUT_SESSION, **values, **new, runs=runs)
+    return tables.SESSIONS.decode(row), last_run
 
 
 def changed_fields(write: store.PutSession) -> dict[str, Any]:
@@ -108,20 +136,30 @@ def _drop_session(context: WriteContext, write: store.DropSession) -> Steps[None
         raise _not_found("session", write.key)
 
 
-def _add_message(context: WriteContext, write: store.AddMessage) -> Steps[store.StoredMessage]:
-    number = tables.message_number(context.tenant, write.session, write.id)
-    named = {"session": write.session, "id": write.id, "id_number": number}
-    rows = yield context.bind(sql.ADD_MESSAGE, **named, run_id=write.run_id, body=pack_value(write.body))
-    if not rows:
-        existing = tables.MESSAGES.first((yield context.bind(sql.MESSAGE_OF_ID, **named)))
-        if existing is None:
-            raise _not_found("session", write.session)
-        return existing
-    ((seq,),) = rows
-    ((is_recent,),) = yield context.bind(sql.SET_LAST_MESSAGE, session=write.session, seq=seq)
-    if not write.run_id or not is_recent:
-        yield context.bind(sql.SET_UPDATED_AT, session=write.session)
-    return store.StoredMessage(write.session, seq, write.id, write.run_id, write.body)
+def _add_messages_of(context: WriteContext, writes: Sequence[store.AddMessage]) -> Steps[list[store.StoredMessage]]:
+    """Add messages of one session."""
+    found: list[store.StoredMessage] = []
+    new: list[store.StoredMessage] = []
+    for write in writes:
+        number = tables.message_number(context.tenant, write.session, write.id)
+        named = {"session": write.session, "id": write.id, "id_number": number}
+        body, place = pack_value(write.body), len(new) + 1
+        rows = yield context.bind(sql.ADD_MESSAGE, **named, run_id=write.run_id, body=body, place=place)
+        if rows:
+            ((seq,),) = rows
+            message = store.StoredMessage(write.session, seq, write.id, write.run_id, write.body)
+            new.append(message)
+        else:
+            message = tables.MESSAGES.first((yield context.bind(sql.MESSAGE_OF_ID, **named)))
+            if message is None:
+                raise _not_found("session", write.session)
+        found.append(message)
+    if new:
+        session = new[-1].session
+        ((is_recent,),) = yield context.bind(sql.SET_LAST_MESSAGE, session=session, seq=new[-1].seq)
+        if not is_recent or not all([message.run_id for message in new]):
+            yield context.bind(sql.SET_UPDATED_AT, session=session)
+    return found
 
 
 def _replace_message(context: WriteContext, write: store.ReplaceMessage) -> Steps[store.StoredMessage]:
@@ -175,14 +213,31 @@ def _accept_run(context: WriteContext, write: store.AcceptRun) -> Steps[store.Ru
     if not rows:
         raise _not_found("session", write.session)
     ((place,),) = rows
-    run = tables.RUNS.first(
-        (yield context.bind(sql.ADD_RUN, **tables.RUNS.values(new_run(context, write)), place=place))
-    )
-    if run is None:
+    return (yield from _add_run(context, write, place, 0))
+
+
+def _put_and_accept(
+    context: WriteContext, put: store.PutSession, accept: store.AcceptRun, *, is_claimed: bool
+) -> Steps[Sequence[Any]]:
+    """Put a session, accept a run of it, and claim that if it starts in this process."""
+    session, place = yield from _put_session_of(context, put, 1)
+    run = yield from _add_run(context, accept, place, FIRST_OWNER if is_claimed else 0)
+    if not is_claimed:
+        return session, run
+    context.note_end(run.id, 0, START)
+    return session, run, FIRST_OWNER
+
+
+def _add_run(context: WriteContext, write: store.AcceptRun, place: int, epoch: int) -> Steps[store.RunRow]:
+    """Add a run at a place of its session, with an owner or 0; return it as it was accepted."""
+    run = new_run(context, write)
+    rows = yield context.bind(sql.ADD_RUN, **tables.RUNS.values(run) | {"epoch": epoch}, place=place)
+    if not rows:
         raise Conflict(f"run {write.id!r} already exists")
-    if write.at_once and run.status == "queued":
+    ((status,),) = rows
+    if write.at_once and status == "queued":
         raise SessionBusy(f"session {write.session!r} has a running turn: wait for it or cancel it")
-    return run
+    return msgspec.structs.replace(run, status=status)
 
 
 def new_run(context: WriteContext, write: store.AcceptRun) -> store.RunRow:
@@ -196,25 +251,33 @@ def _claim_run(context: WriteContext, write: store.ClaimRun) -> Steps[int]:
     if not rows:
         yield from _raise_ended(context, write.run_id)
     ((epoch,),) = rows
+    if epoch == FIRST_OWNER:
+        context.note_end(write.run_id, 0, START)
     return epoch
 
 
 def _set_run(context: WriteContext, write: store.SetRun) -> Steps[str | None]:
+    ends = write.status not in store.OPEN
+    error, ended_at = clean_text(write.error), context.now if ends else None
+    named = {"run_id": write.run_id, "epoch": write.epoch, "status": write.status}
+    rows: list[tables.Row] = []
+    if write.status != "queued":
+        rows = yield context.bind(sql.SET_RUN, **named, error=error, ended_at=ended_at, ends=ends)
+    if not rows:
+        yield from _raise_not_set(context, write)
+    ((session,),) = rows
+    started = (yield context.bind(sql.START_NEXT, session=session)) if ends else []
+    return next((id for (id,) in started), None)
+
+
+def _raise_not_set(context: WriteContext, write: store.SetRun) -> Steps[None]:
     run = tables.RUNS.first((yield context.bind(sql.RUN, run_id=write.run_id)))
     if run is None:
         raise _not_found("run", write.run_id)
     check_owner(run.id, run.status, run.epoch, write.epoch)
-    ends = write.status not in store.OPEN
     if write.status == "queued":
         raise Conflict(f"run {run.id!r} is {run.status} and cannot return to the queue")
-    if run.status == "queued" and not ends and (yield context.bind(sql.ACTIVE_RUN, session=run.session)):
-        raise Conflict(f"session {run.session!r} has an active run: {run.id!r} must wait")
-    ended_at = context.now if ends else None
-    yield context.bind(
-        sql.SET_RUN, run_id=run.id, status=write.status, error=clean_text(write.error), ended_at=ended_at
-    )
-    started = (yield context.bind(sql.START_NEXT, session=run.session)) if ends else []
-    return next((id for (id,) in started), None)
+    raise Conflict(f"session {run.session!r} has an active run: {run.id!r} must wait")
 
 
 def _merge_run(context: WriteContext, write: store.MergeRun) -> Steps[store.RunRow]:
@@ -238,18 +301,37 @@ def _raise_ended(context: WriteContext, run_id: str) -> Steps[None]:
 
 
 def _add_journal(context: WriteContext, write: store.AddJournal) -> Steps[store.JournalRow]:
-    run_key = tables.run_key(write.run_id)
-    rows = yield context.bind(sql.JOURNAL_END, run_id=write.run_id, run_key=run_key)
-    if not rows:
-        raise _not_found("run", write.run_id)
-    ((status, epoch, seq, previous),) = rows
-    check_owner(write.run_id, status, epoch, write.epoch)
-    previous = tables.unpack_hash(previous or START)
-    step = journal_row(write.run_id, (seq or 0) + 1, write.kind, write.key, context.now, previous, write.payload)
-    stored = tables.JOURNAL.values(step) | {"run_key": run_key, "packed_hash": tables.pack_hash(step.hash)}
-    if not (yield context.bind(sql.ADD_JOURNAL, **stored)):
+    """Append a step to the cached end of the journal. If that is not as expected, read it."""
+    end = context.chain_end(write.run_id)
+    step = (yield from _append_step(context, write, *end)) if end is not None else None
+    if step is None:
+        seq, hash = yield from _read_journal_end(context, write)
+        step = yield from _append_step(context, write, seq, hash)
+    if step is None:
         raise Conflict(f"the journal of run {write.run_id!r} already has {write.kind} {write.key!r}")
+    context.note_end(write.run_id, step.seq, step.hash)
     return step
+
+
+def _read_journal_end(context: WriteContext, write: store.AddJournal) -> Steps[tuple[int, str]]:
+    """Return the last step of a journal as it is stored, if the run may be continued."""
+    run_id = write.run_id
+    rows = yield context.bind(sql.JOURNAL_END, run_id=run_id, run_key=tables.run_key(run_id))
+    if not rows:
+        raise _not_found("run", run_id)
+    ((status, epoch, seq, hash),) = rows
+    check_owner(run_id, status, epoch, write.epoch)
+    return seq or 0, hash or START
+
+
+def _append_step(context: WriteContext, write: store.AddJournal, seq: int, hash: str) -> Steps[store.JournalRow | None]:
+    """Append a step after the one of this number and hash; None if the journal has it already, or has another end."""
+    previous = tables.unpack_hash(hash)
+    step = journal_row(write.run_id, seq + 1, write.kind, write.key, context.now, previous, write.payload)
+    keys = {"run_key": tables.run_key(write.run_id), "packed_hash": tables.pack_hash(step.hash)}
+    stored = tables.JOURNAL.values(step)
+    rows = yield context.bind(sql.ADD_JOURNAL, **stored, **keys, epoch=write.epoch, end_hash=hash)
+    return step if rows else None
 
 
 def _reserve_events(context: WriteContext, write: store.ReserveEvents) -> Steps[int]:
@@ -285,15 +367,28 @@ def _add_events(context: WriteContext, write: store.AddEvents) -> Steps[None]:
 
 
 def _add_audit(context: WriteContext, write: store.AddAudit) -> Steps[store.AuditRow]:
-    rows = yield context.bind(sql.AUDIT_END)
-    seq, previous = rows[0] if rows else (0, START)
-    if context.audit_key is None and previous.startswith("hmac:"):
+    """Append an entry to the cached end of the log. If another process has continued it, read the end."""
+    end = context.chain_end(_AUDIT_LOG)
+    row = (yield from _append_audit(context, write, *end)) if end is not None else None
+    if row is None:
+        rows = yield context.bind(sql.AUDIT_END)
+        seq, hash = rows[0] if rows else (0, START)
+        row = yield from _append_audit(context, write, seq, hash)
+    if row is None:
+        raise StoreError("the end of the audit log has changed while it was continued")
+    context.note_end(_AUDIT_LOG, row.seq, row.hash)
+    return row
+
+
+def _append_audit(context: WriteContext, write: store.AddAudit, seq: int, hash: str) -> Steps[store.AuditRow | None]:
+    """Append an entry after the row of this number and hash; None if the log has another end."""
+    if context.audit_key is None and hash.startswith("hmac:"):
         raise StoreError(
             "the audit log is signed, but this process has no key: set audit_key as in the other processes"
         )
-    entry = audit_row(seq + 1, previous, write.entry, context.audit_key)
-    yield context.bind(sql.ADD_AUDIT, **tables.AUDIT.values(entry))
-    return entry
+    row = audit_row(seq + 1, hash, write.entry, context.audit_key)
+    rows = yield context.bind(sql.ADD_AUDIT, **tables.AUDIT.values(row))
+    return row if rows else None
 
 
 def _reserve(context: WriteContext, write: store.Reserve) -> Steps[int]:
@@ -608,7 +703,6 @@ _STEPS: dict[type, Callable[[WriteContext, Any], Steps[Any]]] = {
     store.SetSessionMetadata: _set_session_metadata,
     store.NameSession: _name_session,
     store.DropSession: _drop_session,
-    store.AddMessage: _add_message,
     store.AddMessages: _add_messages,
     store.DropMessages: _drop_messages,
     store.ReplaceMessage: _replace_message,
