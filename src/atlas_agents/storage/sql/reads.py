@@ -164,8 +164,10 @@ class SqlReads(ABC):
 
     def _note_writes(self, tenant: str, writes: Sequence[store.Write]) -> None:
         """Refresh the derived tables in the background once many rows were added."""
-        self._unrefreshed[tenant] += sum([isinstance(write, _INDEXED_WRITES) for write in writes])
-        if self._unrefreshed[tenant] >= _REFRESH_AFTER:
+        self._unrefreshed[tenant] = count = self._unrefreshed[tenant] + sum(
+            [type(w) in _INDEXED_WRITES for w in writes]
+        )
+        if count >= _REFRESH_AFTER:
             self._unrefreshed[tenant] = 0
             if not len(self._refreshing):
                 self._refreshing.spawn(self._refresh_until_current(tenant))

@@ -130,7 +130,8 @@ SET_RUN = f"""
 UPDATE runs SET status = :status, error = coalesce(:error, error), ended_at = :ended_at
 WHERE tenant = :tenant AND id = :run_id AND epoch = :epoch AND {_OPEN} AND (status <> 'queued' OR :ends OR NOT EXISTS (
     SELECT 1 FROM runs a WHERE a.tenant = :tenant AND a.session = runs.session AND a.{_ACTIVE}))
-RETURNING session"""
+RETURNING session, EXISTS (
+    SELECT 1 FROM runs q WHERE q.tenant = :tenant AND q.session = runs.session AND q.status = 'queued')"""
 START_NEXT = f"""
 UPDATE runs SET status = 'running' WHERE tenant = :tenant AND session = :session AND status = 'queued'
 AND place = (SELECT min(place) FROM runs WHERE tenant = :tenant AND session = :session AND status = 'queued')
@@ -170,7 +171,7 @@ _STORED_STEP = [name for name in t.JOURNAL.names if name != "previous"]
 ADD_JOURNAL = f"""
 INSERT INTO journal (tenant, {", ".join(_STORED_STEP)})
 SELECT CAST(:tenant AS TEXT), CAST(:run_key AS TEXT), CAST(:seq AS BIGINT), CAST(:kind AS TEXT), CAST(:key AS TEXT),
-    CAST(:payload AS BYTEA), CAST(:at AS BIGINT), CAST(:packed_hash AS TEXT)
+    CAST(:payload AS BYTEA), CAST(:at AS BIGINT), rtrim(encode(decode(CAST(:hash AS TEXT), 'hex'), 'base64'), '=')
 WHERE NOT EXISTS (SELECT 1 FROM journal WHERE tenant = :tenant AND {_KEYED} AND kind = :kind AND key = :key)
 RETURNING seq"""
 _OF_RUN_ID = "CAST(:run_id AS TEXT)"

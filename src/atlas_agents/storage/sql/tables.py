@@ -76,6 +76,8 @@ _PACKED = b"\x01"
 """First byte of a compressed value. JSON does not begin with it."""
 _TWO_STEPS = b"\x02"
 """First byte of the payload of a row that contains two steps of a journal, followed by their packed content."""
+_compressor = zlib.compressobj(3, zlib.DEFLATED, _STORED_WINDOW, 3, zlib.Z_DEFAULT_STRATEGY, _STORED_TEXT)
+"""A compressor that has read the dictionary, to be copied for each value."""
 _MIN_PACKED, _MAX_PACKED = 64, 16 * 1024
 """Bytes of the values that are compressed. A long one would take too long for those that wait."""
 
@@ -126,10 +128,14 @@ def bind(tenant: str, sql: str, /, **values: Any) -> Query:
 def _bind_checked(tenant: str, sql: str, values: dict[str, Any]) -> Query:
     values["tenant"] = tenant
     for name, value in values.items():
-        if type(value) is str:
+        kind = type(value)
+        if kind is str:
             if not value.isascii() or "\0" in value:
                 _check_text(name, value)
-        elif value is not None and type(value) is not bytes and not (type(value) is int and _MIN <= value <= _MAX):
+        elif kind is int:
+            if not _MIN <= value <= _MAX:
+                _check_value(name, value)
+        elif value is not None and kind is not bytes:
             _check_value(name, value)
     if not tenant:
         raise StoreError("the tenant must not be empty")
@@ -255,7 +261,7 @@ def pack_value(value: bytes) -> bytes:
     is_ambiguous = value[:1] in (_PACKED, _TWO_STEPS)
     if not is_ambiguous and not _MIN_PACKED <= len(value) <= _MAX_PACKED:
         return value
-    compressor = zlib.compressobj(3, zlib.DEFLATED, _STORED_WINDOW, 3, zlib.Z_DEFAULT_STRATEGY, _STORED_TEXT)
+    compressor = _compressor.copy()
     packed = b"".join((_PACKED, compressor.compress(value), compressor.flush()))
     return packed if is_ambiguous or len(packed) < len(value) else value
 

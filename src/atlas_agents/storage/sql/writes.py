@@ -46,26 +46,24 @@ def apply_writes(context: WriteContext, writes: Sequence[store.Write]) -> Steps[
             if existing is not None:
                 return [existing if i == index else None for i in range(len(writes))]
     results: list[Any] = []
-    while len(results) < len(writes):
-        results += yield from _apply_next(context, writes, len(results))
+    while (place := len(results)) < len(writes):
+        write = writes[place]
+        if isinstance(write, store.AddMessage):
+            results += yield from _add_messages_of(context, _messages_from(writes, place, write.session))
+        elif isinstance(write, store.PutSession) and (accept := _accepted_with(writes, place, write.key)) is not None:
+            is_claimed = [*writes[place + 2 : place + 3]] == [store.ClaimRun(accept.id)]
+            results += yield from _put_and_accept(context, write, accept, is_claimed=is_claimed)
+        elif (steps := _STEPS.get(type(write))) is not None:
+            results.append((yield from steps(context, write)))
+        else:
+            raise StoreError(f"unknown write: {type(write).__name__}")
     return results
 
 
-def _apply_next(context: WriteContext, writes: Sequence[store.Write], place: int) -> Steps[Sequence[Any]]:
-    """Apply the write at a place, and those after it that take fewer statements together with it."""
-    write = writes[place]
-    match writes[place : place + 2]:
-        case store.PutSession(key=key) as put, store.AcceptRun(session=session) as accept if key == session:
-            is_claimed = [*writes[place + 2 : place + 3]] == [store.ClaimRun(accept.id)]
-            return (yield from _put_and_accept(context, put, accept, is_claimed=is_claimed))
-        case store.AddMessage() as first, *_:
-            return (yield from _add_messages_of(context, _messages_from(writes, place, first.session)))
-        case _:
-            pass
-    steps = _STEPS.get(type(write))
-    if steps is None:
-        raise StoreError(f"unknown write: {type(write).__name__}")
-    return ((yield from steps(context, write)),)
+def _accepted_with(writes: Sequence[store.Write], place: int, session: str) -> store.AcceptRun | None:
+    """Return the run of a session that is accepted after the write at a place, if that is the next write."""
+    found = writes[place + 1] if place + 1 < len(writes) else None
+    return found if isinstance(found, store.AcceptRun) and found.session == session else None
 
 
 def _messages_from(writes: Sequence[store.Write], place: int, session: str) -> list[store.AddMessage]:
@@ -88,20 +86,25 @@ def _put_session(context: WriteContext, write: store.PutSession) -> Steps[store.
 
 def _put_session_of(context: WriteContext, write: store.PutSession, runs: int) -> Steps[tuple[store.Session, int]]:
     """Create or change a session that gets a number of new runs; return it and the place of its last run."""
-    changed = changed_fields(write)
-    values = _encode_session(store.Session(write.key, created_at=context.now)) | changed
-    new = {f"new_{name}": changed.get(name) for name in write.__struct_fields__}
+    given = _given_fields(write)
+    values = _encode_session(store.Session(**given, created_at=context.now))
+    new = {f"new_{name}": values[name] if name in given else None for name in write.__struct_fields__}
     ((*row, last_run),) = yield context.bind(sql.PUT_SESSION, **values, **new, runs=runs)
     return tables.SESSIONS.decode(row), last_run
 
 
 def changed_fields(write: store.PutSession) -> dict[str, Any]:
     """Return the columns that a write gives."""
+    given = _given_fields(write)
+    values = _encode_session(store.Session(**given))
+    return {name: values[name] for name in given}
+
+
+def _given_fields(write: store.PutSession) -> dict[str, Any]:
     given = {name: value for name in write.__struct_fields__ if (value := getattr(write, name)) is not None}
     if write.label is not None:
         given["label"] = clean_text(write.label)
-    values = _encode_session(store.Session(**given))
-    return {name: values[name] for name in given}
+    return given
 
 
 def _encode_session(session: store.Session) -> dict[str, Any]:
@@ -265,8 +268,8 @@ def _set_run(context: WriteContext, write: store.SetRun) -> Steps[str | None]:
         rows = yield context.bind(sql.SET_RUN, **named, error=error, ended_at=ended_at, ends=ends)
     if not rows:
         yield from _raise_not_set(context, write)
-    ((session,),) = rows
-    started = (yield context.bind(sql.START_NEXT, session=session)) if ends else []
+    ((session, has_queued),) = rows
+    started = (yield context.bind(sql.START_NEXT, session=session)) if ends and has_queued else []
     return next((id for (id,) in started), None)
 
 
@@ -302,15 +305,18 @@ def _raise_ended(context: WriteContext, run_id: str) -> Steps[None]:
 
 def _add_journal(context: WriteContext, write: store.AddJournal) -> Steps[store.JournalRow]:
     """Append a step to the cached end of the journal. If that is not as expected, read it."""
-    end = context.chain_end(write.run_id)
-    step = (yield from _append_step(context, write, *end)) if end is not None else None
-    if step is None:
-        seq, hash = yield from _read_journal_end(context, write)
-        step = yield from _append_step(context, write, seq, hash)
-    if step is None:
-        raise Conflict(f"the journal of run {write.run_id!r} already has {write.kind} {write.key!r}")
-    context.note_end(write.run_id, step.seq, step.hash)
-    return step
+    run_id, end = write.run_id, context.chain_end(write.run_id)
+    owner = {"run_key": tables.run_key(run_id), "epoch": write.epoch}
+    while True:
+        seq, hash = end if end is not None else (yield from _read_journal_end(context, write))
+        previous = tables.unpack_hash(hash)
+        step = journal_row(run_id, seq + 1, write.kind, write.key, context.now, previous, write.payload)
+        if (yield context.bind(sql.ADD_JOURNAL, **tables.JOURNAL.values(step), **owner, end_hash=hash)):
+            context.note_end(run_id, step.seq, step.hash)
+            return step
+        if end is None:
+            raise Conflict(f"the journal of run {run_id!r} already has {write.kind} {write.key!r}")
+        end = None
 
 
 def _read_journal_end(context: WriteContext, write: store.AddJournal) -> Steps[tuple[int, str]]:
@@ -322,16 +328,6 @@ def _read_journal_end(context: WriteContext, write: store.AddJournal) -> Steps[t
     ((status, epoch, seq, hash),) = rows
     check_owner(run_id, status, epoch, write.epoch)
     return seq or 0, hash or START
-
-
-def _append_step(context: WriteContext, write: store.AddJournal, seq: int, hash: str) -> Steps[store.JournalRow | None]:
-    """Append a step after the one of this number and hash; None if the journal has it already, or has another end."""
-    previous = tables.unpack_hash(hash)
-    step = journal_row(write.run_id, seq + 1, write.kind, write.key, context.now, previous, write.payload)
-    keys = {"run_key": tables.run_key(write.run_id), "packed_hash": tables.pack_hash(step.hash)}
-    stored = tables.JOURNAL.values(step)
-    rows = yield context.bind(sql.ADD_JOURNAL, **stored, **keys, epoch=write.epoch, end_hash=hash)
-    return step if rows else None
 
 
 def _reserve_events(context: WriteContext, write: store.ReserveEvents) -> Steps[int]:
@@ -369,26 +365,25 @@ def _add_events(context: WriteContext, write: store.AddEvents) -> Steps[None]:
 def _add_audit(context: WriteContext, write: store.AddAudit) -> Steps[store.AuditRow]:
     """Append an entry to the cached end of the log. If another process has continued it, read the end."""
     end = context.chain_end(_AUDIT_LOG)
-    row = (yield from _append_audit(context, write, *end)) if end is not None else None
-    if row is None:
-        rows = yield context.bind(sql.AUDIT_END)
-        seq, hash = rows[0] if rows else (0, START)
-        row = yield from _append_audit(context, write, seq, hash)
-    if row is None:
-        raise StoreError("the end of the audit log has changed while it was continued")
-    context.note_end(_AUDIT_LOG, row.seq, row.hash)
-    return row
+    while True:
+        seq, hash = end if end is not None else (yield from _read_audit_end(context))
+        if context.audit_key is None and hash.startswith("hmac:"):
+            raise StoreError(
+                "the audit log is signed, but this process has no key: set audit_key as in the other processes"
+            )
+        row = audit_row(seq + 1, hash, write.entry, context.audit_key)
+        if (yield context.bind(sql.ADD_AUDIT, **tables.AUDIT.values(row))):
+            context.note_end(_AUDIT_LOG, row.seq, row.hash)
+            return row
+        if end is None:
+            raise StoreError("the end of the audit log has changed while it was continued")
+        end = None
 
 
-def _append_audit(context: WriteContext, write: store.AddAudit, seq: int, hash: str) -> Steps[store.AuditRow | None]:
-    """Append an entry after the row of this number and hash; None if the log has another end."""
-    if context.audit_key is None and hash.startswith("hmac:"):
-        raise StoreError(
-            "the audit log is signed, but this process has no key: set audit_key as in the other processes"
-        )
-    row = audit_row(seq + 1, hash, write.entry, context.audit_key)
-    rows = yield context.bind(sql.ADD_AUDIT, **tables.AUDIT.values(row))
-    return row if rows else None
+def _read_audit_end(context: WriteContext) -> Steps[tuple[int, str]]:
+    rows = yield context.bind(sql.AUDIT_END)
+    seq, hash = rows[0] if rows else (0, START)
+    return seq, hash
 
 
 def _reserve(context: WriteContext, write: store.Reserve) -> Steps[int]:
