@@ -46,6 +46,8 @@ def start_server(config: dict[str, Any]) -> tuple[Any, bool]:
     settings.warmup = settings.ui = settings.endpoint_slots = False
     settings.cors_origins = ""  # web pages have no access
     settings.offline = True
+    # Without a GPU there is nothing to fit: it would only load the vocabulary twice, which is half of a start.
+    settings.fit_params = any("GPU" in device["type"].name for device in xllamacpp.get_device_info())
     grammar: str = xllamacpp.json_schema_to_grammar('{"type": "object"}')
     return xllamacpp.Server(settings), grammar.startswith("%llguidance")
 
