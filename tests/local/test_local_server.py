@@ -23,7 +23,8 @@ from local_weights import Make
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-HELLO = Request([user("Hello!")], settings=ModelSettings(max_tokens=5))
+HELLO = Request([user("Hello!")], system="Hi.", settings=ModelSettings(max_tokens=3))
+"""Short: each new server reads the system prompt of the model anew, which takes longer than its start."""
 PARENT = """
 import asyncio, sys
 from atlas_agents import LocalProvider
@@ -85,7 +86,7 @@ def _alive(pid: int) -> bool:
 
 
 async def test_killed_child_is_restarted_by_the_next_turn(make: Make) -> None:
-    async with Atlas([Agent("a", model=make(), max_tokens=5)]) as atlas:
+    async with Atlas([Agent("a", system_prompt="Hi.", model=make(), max_tokens=3)]) as atlas:
         assert (await atlas.ask("Hello!")).text
         (first,) = children(os.getpid())
         os.kill(first, signal.SIGKILL)
@@ -96,7 +97,7 @@ async def test_killed_child_is_restarted_by_the_next_turn(make: Make) -> None:
 
 
 async def test_child_that_dies_during_an_answer_costs_a_retry(make: Make) -> None:
-    async with Atlas([Agent("a", model=make(), max_tokens=40)]) as atlas:
+    async with Atlas([Agent("a", system_prompt="Hi.", model=make(), max_tokens=8)]) as atlas:
         resets = chunks = 0
         async for event in atlas.send("Tell me a story."):
             resets += event.type == "stream:reset"
