@@ -26,7 +26,8 @@ from atlas_agents.builtin_tools.sandbox.process import (
 from atlas_agents.core import install_command
 from atlas_agents.core.errors import SandboxUnavailable
 
-_LAUNCHER = Path(__file__).with_name("landlock_launcher.py")
+_LAUNCHER = "import sys; sys.path.append(sys.argv.pop(1)); import landlock_launcher; landlock_launcher.main()"
+"""Imported, because Python compiles a script at each start, and keeps only the bytecode of modules."""
 _READABLE = (
     *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/nix/store", "/dev/urandom", "/dev/random", "/dev/zero"),
     *(f"/etc/{name}" for name in ETC),
@@ -58,7 +59,7 @@ class Landlock(Sandbox):
             raise SandboxUnavailable("sandlock is not installed", _LANDLOCK_REMEDY)
         started = _LandlockProcess(command, io)
         request = msgspec.json.encode(_launch_request(command, Path(package.origin).parent.parent)).decode()
-        argv = [sys.executable, "-I", "-S", str(_LAUNCHER), request]
+        argv = [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(Path(__file__).parent), request]
         await started.open(argv, env={"PATH": PATH, "LANG": "C.UTF-8"}, cwd=str(command.cwd))
         return started
 

@@ -14,6 +14,7 @@ import signal
 import stat
 import sys
 import threading
+from types import ModuleType
 from typing import Any
 
 _FAILED, _ERROR_PREFIX = 113, "atlas-sandbox: "
@@ -57,6 +58,8 @@ _NAMES: dict[str, tuple[tuple[int | None, int], ...]] = {
     "creat": ((None, 0),),
 }
 """Indexes of the arguments, (folder, path), of system calls that change names in folders; and of truncate."""
+_UNUSED = ("asyncio", "ctypes.util")
+"""Modules that `sandlock` imports, for asynchronous handlers and to find a library that is not next to it."""
 _names_lock = threading.Lock()
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -82,6 +85,8 @@ def main() -> None:
 
 def _run(request: dict[str, Any]) -> int:
     sys.path.append(request["library"])
+    for module in _UNUSED:
+        _defer_import(module)
     try:
         library: Any = importlib.import_module("sandlock")
         sandbox = library.Sandbox(
@@ -102,6 +107,21 @@ def _run(request: dict[str, Any]) -> int:
     except Exception as error:  # noqa: BLE001 - any error means that nothing was run
         sys.stderr.write(f"{_ERROR_PREFIX}{error}\n")
         return _FAILED
+
+
+def _defer_import(name: str) -> None:
+    """Import a module only when an attribute of it is used: that of asyncio takes as long as that of `sandlock`."""
+    deferred: Any = ModuleType(name)
+
+    def load(attribute: str) -> Any:
+        sys.modules.pop(name, None)
+        return getattr(importlib.import_module(name), attribute)
+
+    deferred.__getattr__ = load
+    sys.modules[name] = deferred
+    package, _, child = name.rpartition(".")
+    if package:
+        setattr(importlib.import_module(package), child, deferred)
 
 
 def _inherit_streams() -> None:
@@ -411,7 +431,3 @@ def _children() -> list[int]:
             if int(fields[1]) == own_pid:
                 children.append(int(name))
     return children
-
-
-if __name__ == "__main__":
-    main()
