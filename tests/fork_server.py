@@ -323,6 +323,8 @@ def _load(script: Path, folders: Sequence[Path]) -> None:
             else:
                 with contextlib.suppress(ImportError):
                     getattr(importlib.import_module(module), name, None)  # it may be imported lazily
+    if "atlas_agents" in sys.modules:  # pydantic imports its modules when a program first describes a tool
+        importlib.import_module("pydantic").create_model("Loaded", text=(str, "")).model_json_schema()
     if (stores := sys.modules.get("atlas_agents.storage.sqlite_files")) is not None:
         stores._empty_file()  # the content of a new database, which each program would build
     gc.collect()
@@ -387,6 +389,23 @@ def _run_program(request: dict[str, Any]) -> None:
         runpy.run_path(command[0], run_name="__main__")
 
 
+def _run_and_exit(request: dict[str, Any]) -> None:
+    """Run a program and exit without freeing its memory, which would first copy all that it shares with the server."""
+    code = 0
+    try:
+        _run_program(request)
+    except SystemExit as exit:
+        if not isinstance(exit.code, int | None):
+            raise
+        code = exit.code or 0
+    getattr(threading, "_shutdown")()  # noqa: B009 - not in the types
+    atexit._run_exitfuncs()
+    gc.collect()  # what is left open is reported
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code & 0xFF)
+
+
 def _main(descriptor: int) -> None:
     sys.path.pop(0)  # the tests' own folder, which programs do not import from
     try:
@@ -395,7 +414,7 @@ def _main(descriptor: int) -> None:
         request = program.request
     else:
         return
-    _run_program(request)
+    _run_and_exit(request)
 
 
 if __name__ == "__main__":

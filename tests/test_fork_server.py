@@ -23,6 +23,17 @@ if sys.argv[1] == "wait":
 sys.exit(int(sys.argv[1]))
 """
 
+LEAVING = """\
+import atexit, sys, threading
+cycle = {"file": open(__file__)}
+cycle["cycle"] = cycle
+atexit.register(print, "exit handler")
+def work():
+    threading.main_thread().join()
+    print("thread")
+threading.Thread(target=work).start()
+"""
+
 
 @pytest.fixture
 def script(tmp_path: Path) -> str:
@@ -38,6 +49,17 @@ def test_program_has_its_own_arguments_environment_folder_and_exit_code(script: 
     assert first.split(" ", 1)[1] == second.split(" ", 1)[1] == f"{tmp_path} ['3'] red found __main__"
     assert first.split()[0] != second.split()[0] and number != other
     assert [(each.returncode, each.stderr) for each in done] == [(3, "oops\n")] * 2
+
+
+def test_program_exits_as_an_interpreter_does(tmp_path: Path) -> None:
+    """Threads end, exit handlers run, buffers are written, and what was left open is reported."""
+    (tmp_path / "leaving.py").write_text(LEAVING)
+    done = fork_server.run(str(tmp_path / "leaving.py"), env={**os.environ, "PYTHONWARNINGS": "error"})
+    assert (done.returncode, done.stdout) == (0, "thread\nexit handler\n")
+    assert "ResourceWarning: unclosed file" in done.stderr
+    (tmp_path / "refusing.py").write_text("import sys; sys.exit('no calendar')")
+    done = fork_server.run(str(tmp_path / "refusing.py"))
+    assert (done.returncode, done.stderr) == (1, "no calendar\n")
 
 
 async def test_running_program_can_be_read_and_killed(script: str, tmp_path: Path) -> None:
