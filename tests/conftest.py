@@ -77,6 +77,8 @@ socket.socket.connect = _connect
 sys.addaudithook(_refuse_beyond_loopback)
 
 
+_YOUNG_OBJECTS, _OLD_OBJECTS = 5_000, 50_000
+"""Number of new objects after which the garbage collector runs, and of old ones that it scans at most."""
 _LONG_TEST = 600.0
 """Time limit in seconds of a test that is known to take long."""
 
@@ -170,9 +172,23 @@ def _time_limit(item: pytest.Item) -> float:
 
 def pytest_collection_finish() -> None:
     """Keep the garbage collector from scanning all imported modules and collected tests again and again."""
-    gc.collect()
     gc.freeze()
+    gc.set_threshold(_YOUNG_OBJECTS, 20, 20)
     gc.enable()
+
+
+_full_collections = 0
+
+
+def pytest_runtest_logfinish() -> None:
+    """Freeze what survives a full collection, such as modules that tests have imported, once it is too much."""
+    global _full_collections
+    if gc.get_stats()[2]["collections"] == _full_collections:
+        return
+    if len(gc.get_objects(generation=2)) > _OLD_OBJECTS:
+        gc.collect()
+        gc.freeze()
+    _full_collections = gc.get_stats()[2]["collections"]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
