@@ -16,6 +16,7 @@ from atlas_agents.gateway.protocol.events import (
     ChatReset,
     RunEvent,
     ToolCalling,
+    ToolSettled,
     encode_event,
 )
 from atlas_agents.gateway.protocol.types import UsageShape
@@ -141,12 +142,17 @@ def test_long_texts_do_not_share_one_row() -> None:
 
 
 class RowStore:
-    """Keeps the rows of events by run; every reservation succeeds."""
+    """Keeps the rows of events by run; every reservation succeeds. A commit takes `delay` seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: VirtualClock) -> None:
         self.rows: dict[str, list[int]] = {}
+        self.commits, self.delay = 0, 0.0
+        self._clock = clock
 
     async def commit(self, tenant: str, writes: Sequence[Write]) -> list[int | None]:
+        self.commits += 1
+        if self.delay:
+            await self._clock.sleep(self.delay)
         for write in writes:
             if isinstance(write, AddEvents):
                 self.rows.setdefault(write.run_id, []).extend(seq for seq, _ in write.events)
@@ -156,9 +162,13 @@ class RowStore:
 class Writing:
     """A running LogWriter on a virtual clock."""
 
-    def __init__(self) -> None:
-        self.clock, self.store = VirtualClock(), RowStore()
-        self.writer = LogWriter(cast(Store, self.store), "t", self._deliver, RunLog.hand_over, self.clock)
+    def __init__(self, *, is_worker: bool = False) -> None:
+        self.clock = VirtualClock()
+        self.store = RowStore(self.clock)
+        delays = (BATCH_DELAY, BATCH_DELAY if is_worker else TEXT_DELAY)
+        self.writer = LogWriter(
+            *(cast(Store, self.store), "t", self._deliver, RunLog.hand_over, self.clock, *delays), is_worker=is_worker
+        )
 
     def _deliver(self, log: RunLog) -> None:
         log.take_deliverable()
@@ -223,3 +233,27 @@ async def test_flush_writes_text_that_is_not_due() -> None:
         await writing.emit(log, delta("second "))
         await writing.writer.flush(10)
         assert writing.store.rows["r"] == [1, 2]
+
+
+async def test_worker_collects_the_events_of_a_run_while_other_runs_are_written() -> None:
+    async with Writing(is_worker=True) as writing:
+        calling, ending = RunLog("calling", "s1", merge_deltas=True), RunLog("ending", "s2", merge_deltas=True)
+        await writing.emit(calling, ToolCalling("r", "c", "note", {}))
+        await writing.emit(calling, ToolSettled("r", "c", "note", "ok", "done", 1))
+        await writing.emit(ending, ChatFinal("r", UsageShape(1, 1)))
+        assert (writing.store.rows, writing.store.commits) == ({"ending": [1]}, 1)
+        await writing.clock.advance(BATCH_DELAY)
+        assert (writing.store.rows["calling"], writing.store.commits) == ([1, 2], 2)
+
+
+async def test_worker_collects_events_for_longer_while_commits_are_slow() -> None:
+    async with Writing(is_worker=True) as writing:
+        slow, log = RunLog("slow", "s1", merge_deltas=True), RunLog("r", "s2", merge_deltas=True)
+        writing.store.delay = 1.5 * BATCH_DELAY
+        await writing.emit(slow, ChatFinal("r", UsageShape(1, 1)))
+        await writing.clock.advance(writing.store.delay)
+        await writing.emit(log, ToolCalling("r", "c", "note", {}))
+        await writing.clock.advance(2 * BATCH_DELAY)
+        assert writing.store.commits == 1
+        await writing.clock.advance(TEXT_DELAY)
+        assert writing.store.rows["r"] == [1]

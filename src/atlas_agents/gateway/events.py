@@ -40,6 +40,8 @@ _WRITTEN_AT_ONCE = frozenset(
         "chat.error",
     )
 )
+_WRITTEN_SOON = frozenset(("tool.call", "tool.result"))
+"""Events that are written at once only by a process whose clients wait for them; see `LogWriter`."""
 _WRITTEN_FIRST = _WRITTEN_AT_ONCE | {"chat.message"}
 """Events that are delivered only after they have been written. A `chat.message` waits for the next batch: an event that
 is written at once follows it immediately."""
@@ -52,6 +54,9 @@ logger = logging.getLogger(__name__)
 BATCH_DELAY = 0.075
 TEXT_DELAY = 1.0
 """Seconds until text is written that clients have received already, unless an event of its run is written before."""
+_COMMIT_TIMES = 4.0
+_MAX_BATCH_DELAY = 0.25
+"""Events of a worker wait for several times as long as the last commit took, up to this many seconds."""
 _RETRY_DELAYS = (0.05, 0.1, 0.2, 0.5, 1.0)
 _MAX_RETRY_DELAY = 2.0
 
@@ -296,6 +301,8 @@ class RunLog:
         self._entries.append(entry)
         self._added += len(entry.body)
         self._undelivered.append((entry, event))
+        if self._merge_deltas:
+            return entry.name in _WRITTEN_AT_ONCE - _WRITTEN_SOON
         return self.seq > self.reserved - _LOW_WATER or entry.name in _WRITTEN_AT_ONCE
 
     def _merge_delta(self, event: wire.RunEvent) -> bool:
@@ -576,7 +583,11 @@ class Replay:
 
 
 class LogWriter:
-    """Writes the new events of all runs in batches, one commit per batch."""
+    """Writes the new events of all runs in batches, one commit per batch.
+
+    A worker, whose events others read from the store, collects those of each run for `batch_delay` (`is_worker`), or
+    longer while commits are slow: each batch of a run is a row, an entry of an index, and a notification.
+    """
 
     def __init__(
         self,
@@ -587,7 +598,11 @@ class LogWriter:
         clock: Clock = SYSTEM_CLOCK,
         batch_delay: float = BATCH_DELAY,
         text_delay: float = TEXT_DELAY,
+        *,
+        is_worker: bool = False,
     ) -> None:
+        self._is_worker = is_worker
+        self._last_due = self._commit_time = 0.0
         self._store = store
         self._tenant = tenant
         self._on_written = on_written
@@ -610,17 +625,22 @@ class LogWriter:
     def add(self, log: RunLog, *, at_once: bool) -> None:
         """Schedule the new events of a run for writing: at once, with the next batch, or when text is due."""
         self._idle.clear()
-        if at_once or log.undelivered:
+        is_awaited = log.undelivered and not self._is_worker
+        delay = self._text_delay
+        if self._is_worker:
+            delay = max(delay, min(_COMMIT_TIMES * self._commit_time, _MAX_BATCH_DELAY))
+        if at_once or is_awaited:
             self._next[log.run_id] = log
             self._later.pop(log.run_id, None)
         elif log.run_id not in self._next and log.run_id not in self._later:
-            self._later[log.run_id] = (self._clock.monotonic() + self._text_delay, log)
+            self._last_due = max(self._last_due, self._clock.monotonic() + delay)
+            self._later[log.run_id] = (self._last_due, log)
         if at_once:
             self._write_now.set()
-        elif self._alarm is None and log.undelivered:
+        elif self._alarm is None and is_awaited:
             self._alarm = self._clock.call_later(self._batch_delay, self._write_now.set)
         elif self._text_alarm is None and self._later:
-            self._text_alarm = self._clock.call_later(self._text_delay, self._write_now.set)
+            self._text_alarm = self._clock.call_later(delay, self._write_now.set)
 
     async def run(self) -> None:
         """Write batches until cancelled."""
@@ -642,8 +662,9 @@ class LogWriter:
         self._alarm = self._text_alarm = None
         logs, self._next = list(self._next.values()), {}
         now = self._clock.monotonic()
+        almost = 0.0 if self._is_worker else self._batch_delay
         for run_id, (due, log) in list(self._later.items()):
-            if due > now + self._batch_delay:
+            if due > now + almost:
                 self._text_alarm = self._clock.call_later(due - now, self._write_now.set)
                 break
             del self._later[run_id]
@@ -695,7 +716,9 @@ class LogWriter:
         pending_writes: list[Write] = [write for _, part in parts for write in part]
         if not pending_writes:
             return
+        started = self._clock.monotonic()
         results = await self._store.commit(self._tenant, pending_writes)
+        self._commit_time = self._clock.monotonic() - started
         position = 0
         for log, part in parts:
             if not log.handed_over:

@@ -214,7 +214,9 @@ class RunRegistry:
         merge_deltas: bool = False,
     ) -> None:
         text_delay = batch_delay if merge_deltas else TEXT_DELAY
-        self.writer = LogWriter(store, tenant, self._on_written, self._hand_over, clock, batch_delay, text_delay)
+        self.writer = LogWriter(
+            store, tenant, self._on_written, self._hand_over, clock, batch_delay, text_delay, is_worker=merge_deltas
+        )
         self.remote: RemoteRuns | None = None
         """Follows runs of other processes; None if all runs are executed here."""
         self.stopping = False
