@@ -14,6 +14,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from postgres_server import PostgresServer
 from store_helpers import TENANT
 
 import fork_server
@@ -36,6 +37,9 @@ from atlas_agents.core.store import (
     ToolDay,
     UsageRow,
 )
+from atlas_agents.storage import migrations
+from atlas_agents.storage.migrations import REBUILT_TABLES
+from atlas_agents.storage.postgres import PostgresStore
 from atlas_agents.storage.sql import derived, reads
 from atlas_agents.storage.sql.derived import AUDIT_BLOCK, matches_entry
 from atlas_agents.storage.sql.reads import SqlReads
@@ -571,3 +575,63 @@ def database(where: str, schema: str) -> Generator[Callable[[str], Any]]:
             return cursor.fetchall() if cursor.description else []
 
         yield execute
+
+
+async def fill_derived(store: Store, days: int = 3) -> None:
+    """Store and index sessions, audit rows and the usage of days that are over."""
+    for number in range(40):
+        await add_session(store, f"s{number}", f"word{number}x shared", label=f"name{number}x")
+    await fill_audit(store, 300)
+    await store.commit(TENANT, [used(f"2026-01-{day:02}", "s1") for day in range(1, days + 1)])
+    await refresh(store)
+
+
+async def assert_derived(store: Store, days: int = 3) -> None:
+    """Check that everything of `fill_derived` is found, and counted once."""
+    assert await find(store, "word7x") == ["s7"] and await find(store, "name30x") == ["s30"]
+    assert len(await find(store, "shared", limit=100)) == 40
+    for _ in range(2):
+        assert sum([each.calls for each in await store.tool_days(TENANT)]) == 300
+        wanted = [n + 1 for n in range(300) if matches_entry(json.loads(entry(n)), AuditFilter(tool="t2"))]
+        assert await find_numbers(store, AuditFilter(tool="t2"), limit=500) == wanted[::-1]
+        assert await sums(store, by="session") == {"s1": 10 * days}
+        await refresh(store)
+
+
+async def test_derived_tables_are_built_again_after_a_crash_of_postgres() -> None:
+    with PostgresServer() as server:
+        store = PostgresStore(server.url)
+        await store.open()
+        await fill_derived(store)
+        async with server.gone():
+            pass
+        with database(server.url, "atlas") as execute:
+            assert [execute(f"SELECT count(*) FROM {table}")[0][0] for table in REBUILT_TABLES] == [0] * 6
+        await assert_derived(store)
+        await store.close()
+
+
+async def test_derived_tables_of_schema_20_are_built_again(
+    postgres_server: PostgresServer, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(migrations, "STEPS", migrations.STEPS[:20])
+    monkeypatch.setattr(migrations, "VERSION", 20)
+    older = PostgresStore(postgres_server.url, schema=schema)
+    await older.open()
+    await fill_derived(older)
+    monkeypatch.undo()
+    newer = PostgresStore(postgres_server.url, schema=schema)
+    await newer.open()
+    try:
+        await assert_derived(newer)
+        await add_session(older, "late", "from a process of the older version")
+        assert await find(newer, "older version") == ["late"]
+        with database(postgres_server.url, schema) as execute:
+            found = execute(
+                f"SELECT relname FROM pg_class WHERE relnamespace = '{schema}'::regnamespace "
+                "AND relkind = 'r' AND relpersistence = 'u'"
+            )
+        assert {name for (name,) in found} == set(REBUILT_TABLES)
+    finally:
+        await newer.close()
+        await older.close()

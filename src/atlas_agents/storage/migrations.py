@@ -14,6 +14,8 @@ from functools import cache
 from atlas_agents.core.errors import StoreError
 
 logger = logging.getLogger(__name__)
+REBUILT_TABLES = ("derived_positions", "search_sessions", "search_texts", "audit_blocks", "audit_values", "tool_days")
+"""Derived tables that Postgres does not write to the WAL."""
 
 _FIRST = (
     """CREATE TABLE sessions (
@@ -418,10 +420,19 @@ _POSTGRES_SHORT = {
     "stored_words": "ALTER TABLE search_texts ALTER COLUMN words DROP EXPRESSION",
 }
 
+# Postgres only. The search index and the index of the audit log follow from other tables, so they are not written to
+# the WAL. A crash of Postgres empties all of them, the positions included: they are built again in the background, as
+# after this step, which rewrites no rows. `last_turns` is small, and knows runs of sessions that were deleted.
+_TWENTY_FIRST = ("{derived_again}", *(f"{{unlogged_{table}}}" for table in REBUILT_TABLES))
+_POSTGRES_UNLOGGED = {
+    "derived_again": f"TRUNCATE {', '.join(REBUILT_TABLES)}",
+    **{f"unlogged_{table}": f"ALTER TABLE {table} SET UNLOGGED" for table in REBUILT_TABLES},
+}
+
 STEPS: tuple[tuple[str, ...], ...] = (
     *(_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH, _SIXTH, _SEVENTH, _EIGHTH, _NINTH, _TENTH),
     *(_ELEVENTH, _TWELFTH, _THIRTEENTH, _FOURTEENTH, _FIFTEENTH, _SIXTEENTH, _SEVENTEENTH, _EIGHTEENTH, _NINETEENTH),
-    _TWENTIETH,
+    *(_TWENTIETH, _TWENTY_FIRST),
 )
 VERSION = len(STEPS)
 
@@ -445,6 +456,7 @@ SQLITE = {
     **dict.fromkeys(_POSTGRES_COMPACT, ""),
     **_SQLITE_MESSAGES,
     **dict.fromkeys(_POSTGRES_SHORT, ""),
+    **dict.fromkeys(_POSTGRES_UNLOGGED, ""),
 }
 POSTGRES = {
     "text": 'TEXT COLLATE "C"',
@@ -466,6 +478,7 @@ POSTGRES = {
     **dict.fromkeys(_SQLITE_COMPACT, ""),
     **_POSTGRES_MESSAGES,
     **_POSTGRES_SHORT,
+    **_POSTGRES_UNLOGGED,
 }
 
 
