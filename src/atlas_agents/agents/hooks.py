@@ -190,6 +190,9 @@ class Interceptors:
         self._tool_call = [_Hook(item.tool_call, item, 1) for item in interceptors if item.tool_call]
         self._tool_result = [_Hook(item.tool_result, item, 2) for item in interceptors if item.tool_result]
         self._format_trace = format_trace
+        self.has_outgoing = bool(self._outgoing or self._before)
+        self.has_incoming, self.has_request = bool(self._incoming), bool(self._request)
+        self.has_output = bool(self._output)
 
     async def outgoing(self, message: Message, actor: Actor, context: Any) -> list[Message]:
         """Return the messages that were added, followed by the user's message as it will be sent."""
@@ -218,14 +221,6 @@ class Interceptors:
             if changed is not None:
                 request = _require(Request, changed, hook)
         return request
-
-    @property
-    def has_incoming(self) -> bool:
-        return bool(self._incoming)
-
-    @property
-    def has_output(self) -> bool:
-        return bool(self._output)
 
     async def filter_output(
         self, chunks: AsyncGenerator[Chunk], context: Any, names: list[str]
@@ -526,6 +521,10 @@ class Subscribers:
         _check_event_name(name)
         for subscriber in [item for item in self._by_name.get(name, ()) if item.function == function]:
             self._remove(subscriber)
+
+    @property
+    def has_listeners(self) -> bool:
+        return bool(self._by_name)
 
     def publish(self, event: Event) -> None:
         if self._by_name:

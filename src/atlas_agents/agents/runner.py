@@ -240,6 +240,7 @@ class TurnRunner:
         self._tasks = BackgroundTasks("turns")
         self._unrecorded = BackgroundTasks("turns to resume")
         self._runs: weakref.WeakSet[Run] = weakref.WeakSet()
+        """Runs with a journal, from which they are detached when the process shuts down."""
         self._stopping = False
         self._follow_resumed: FollowResumed | None = None
         dispatcher.serve(LocalExecutor(runtime, self._live, self.resume_run, jobs))
@@ -277,7 +278,8 @@ class TurnRunner:
             durable=isinstance(session, str),
             row=row,
         )
-        self._runs.add(run)
+        if run.journal is not None:
+            self._runs.add(run)
         return run
 
     def start(self, stream: AtlasStream, run: Run, message: Message | None) -> AtlasStream:
@@ -287,12 +289,11 @@ class TurnRunner:
         task = stream.start(run, self.run(run, message, stream))
         if run.options.when_busy == "interrupt" and not remote:
             stream.interrupt([other for other in self._live.values() if other.session == run.conversation.id])
-        self._tasks.adopt(task)
+        self._tasks.adopt(task, partial(self._on_ended, streams, run, stream))
         streams[run.id] = stream
-        task.add_done_callback(partial(self._on_ended, streams, run, stream))
         return stream
 
-    def _on_ended(self, streams: dict[str, AtlasStream], run: Run, stream: AtlasStream, _: object) -> None:
+    def _on_ended(self, streams: dict[str, AtlasStream], run: Run, stream: AtlasStream) -> None:
         """Forget a turn that has ended, or resume it if its end could not be recorded.
 
         No other process would resume it, and its session would be stuck.
@@ -368,7 +369,8 @@ class TurnRunner:
             if run.journal is not None:
                 run.journal.leave_quarantine()
                 self._conversations.measure(run.conversation)
-            await self._runtime.subscribers.drain()
+            if self._runtime.subscribers.has_listeners:
+                await self._runtime.subscribers.drain()
 
     async def recover(self) -> list[AtlasStream]:
         """Resume the unfinished turns that no process owns."""

@@ -51,8 +51,9 @@ class EventLog:
     def emit(self, event: Event) -> None:
         """Add an event of a turn in this process, which `publish` gets as well. It is called for each delta."""
         self.events.append(event)
-        for follower in self.followers:
-            follower(event)
+        if self.followers:
+            for follower in self.followers:
+                follower(event)
         if self.waiters:
             self.wake()
         self.publish(event)
@@ -92,7 +93,8 @@ class AtlasStream:
         """Internal: start the turn in a task; its events arrive through `push`."""
         self._run = run
         self._accepted = run.accepted = asyncio.get_running_loop().create_future()
-        self._accepted.add_done_callback(self.log.wake)
+        if self.log.waiters:  # else `accepted` adds it, if it is called
+            self._accepted.add_done_callback(self.log.wake)
         if run.resumed:
             self._accepted.set_result(Accepted(run.id, "in_flight"))
         self._task = asyncio.create_task(self._follow_turn(turn))
@@ -130,6 +132,8 @@ class AtlasStream:
 
     async def accepted(self) -> Accepted:
         """Wait until the message is accepted; with a store, it is durable then. Raises the error that prevented it."""
+        if self._accepted is not None and not self._accepted.done():
+            self._accepted.add_done_callback(self.log.wake)
         while not self._ended and not (self._accepted is not None and self._accepted.done()):
             await self._wait()
         if self._accepted is not None and self._accepted.done():
@@ -270,14 +274,16 @@ class AtlasStream:
         return cast(Message, self._reply)
 
     async def __aiter__(self) -> AsyncGenerator[Event, None]:
-        index, events = 0, self.log.events
+        index, events, waiters = 0, self.log.events, self.log.waiters
         while True:
             while index < len(events):
                 yield events[index]
                 index += 1
             if self._ended:
                 return
-            await self._wait()
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # as `_wait`, for each delta
+            waiters.append(waiter)
+            await waiter
 
     async def _follow_turn(self, turn: Coroutine[Any, Any, Message]) -> None:
         try:

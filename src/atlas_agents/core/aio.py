@@ -233,10 +233,10 @@ class BackgroundTasks:
         self.adopt(task)
         return task
 
-    def adopt(self, task: asyncio.Task[Any]) -> None:
-        """Take over a task that was started elsewhere."""
+    def adopt(self, task: asyncio.Task[Any], then: Callable[[], object] | None = None) -> None:
+        """Take over a task that was started elsewhere, and call `then` once it has ended."""
         self._tasks.add(task)
-        task.add_done_callback(self._on_done)
+        task.add_done_callback(self._on_done if then is None else functools.partial(self._on_done, then=then))
 
     async def wait(self, seconds: float | None = None) -> None:
         """Wait until no task is left, or for at most `seconds`; nothing is cancelled."""
@@ -264,8 +264,10 @@ class BackgroundTasks:
         loop, current = asyncio.get_running_loop(), asyncio.current_task()
         return [task for task in self._tasks if task is not current and task.get_loop() is loop]
 
-    def _on_done(self, task: asyncio.Task[Any]) -> None:
+    def _on_done(self, task: asyncio.Task[Any], then: Callable[[], object] | None = None) -> None:
         self._tasks.discard(task)
+        if then is not None:
+            then()
         if task.cancelled() or (error := task.exception()) is None:
             return
         if isinstance(error, self._expected):
@@ -299,11 +301,8 @@ class Clock(Protocol):
 class SystemClock:
     """The system clock and the running loop's timers."""
 
-    def time(self) -> float:
-        return time.time()
-
-    def monotonic(self) -> float:
-        return time.monotonic()
+    monotonic = staticmethod(time.monotonic)
+    time = staticmethod(time.time)
 
     def call_later(self, seconds: float, callback: Callable[[], object]) -> Alarm:
         return asyncio.get_running_loop().call_later(seconds, callback)
