@@ -572,9 +572,10 @@ class Prices:
         if today != self._day or len(self._cache) > 1000:  # a price may change from one day to the next
             self._day = today
             self._cache.clear()
-        if model not in self._cache:
-            self._cache[model] = self._look_up(model)
-        return self._cache[model]
+        found = self._cache.get(model)
+        if found is None and model not in self._cache:
+            found = self._cache[model] = self._look_up(model)
+        return found
 
     def _look_up(self, model: str) -> Price | None:
         matching = [name for name in self._prices if catalogue.matches_version(model, name)]

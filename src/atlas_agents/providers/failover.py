@@ -12,7 +12,6 @@ import weakref
 from array import array
 from collections import Counter
 from collections.abc import AsyncGenerator, Collection, Iterable, Mapping, Sequence
-from contextlib import aclosing
 from typing import Literal
 
 import msgspec
@@ -23,7 +22,7 @@ from atlas_agents.core.events import FailedAttempt, Usage
 from atlas_agents.core.http import backoff
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import Message, ToolSpec, memo, text_tokens, total_tokens
-from atlas_agents.providers.base import Capabilities, Chunk, DoneChunk, Provider, Request, ResetChunk
+from atlas_agents.providers.base import Capabilities, Chunk, DoneChunk, Provider, Request, ResetChunk, TextChunk
 from atlas_agents.providers.catalogue import UNKNOWN, ModelProfile, find_profile
 
 _PERMANENT_KINDS = frozenset(("auth", "quota"))
@@ -295,9 +294,10 @@ class ModelHealth:
         return self._window(model).first_chunk.buckets(now)
 
     def _window(self, model: str) -> _ModelWindow:
-        if model not in self._models:
-            self._models[model] = _ModelWindow()
-        return self._models[model]
+        found = self._models.get(model)
+        if found is None:
+            found = self._models[model] = _ModelWindow()
+        return found
 
 
 class Failover:
@@ -326,6 +326,8 @@ class Failover:
 
         Models whose context window is too small for the tokens of the request come last.
         """
+        if len(self.routes) == 1:
+            return None if tried else 0
         untried = [index for index in range(len(self.routes)) if index not in tried]
         if not untried:
             return None
@@ -407,34 +409,42 @@ class TurnProvider:
 
     async def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
         """Stream an answer. What a failed attempt has streamed is withdrawn, and the next one begins anew."""
-        self._attempts, self._tried, self._tokens, self._failure = 0, (), None, None
-        self._is_too_long = False
-        failures: tuple[str, ...] = ()
-        while (sent := await self._next_attempt(request)) is not None:
+        failures, sent = list[str](), self._begin(request)
+        while sent is not None:
             streamed, size = False, 0
             try:
-                async with aclosing(self._last.provider.stream(sent)) as chunks:
+                chunks = self._last.provider.stream(sent)
+                try:
                     async for chunk in chunks:
                         if not streamed:
                             self._first_chunk = self._clock.monotonic() - self._sent_at
                         if type(chunk) is DoneChunk:
                             self._complete(request, chunk)
-                        elif (size := size + len(getattr(chunk, "text", ""))) > MAX_ANSWER:
+                        else:
+                            size += len(chunk.text if type(chunk) is TextChunk else getattr(chunk, "text", ""))
+                        if size > MAX_ANSWER:
                             raise ProviderError(f"the answer exceeds {MAX_ANSWER >> 20} million characters", "protocol")
                         streamed = True
                         yield chunk
+                finally:
+                    await chunks.aclose()
                 if self._is_complete:
                     self._record_success()
                     return
                 self._failure = ProviderError("the stream ended without completing the message", "incomplete")
             except ProviderError as error:
                 self._failure = error
-            failures = (*failures, self._record_failure(self._failure))
-            withdrawn = self._failure.usage if isinstance(self._failure, ModelRefused) else None
-            if streamed or withdrawn is not None:
-                yield ResetChunk(self._attempts, withdrawn)
+            if (reset := self._fail(self._failure, failures, streamed=streamed)) is not None:
+                yield reset
+            sent = await self._next_attempt(request, self._failure)
         kind = "context_length" if self._is_too_long else self._failure.kind if self._failure else "unknown"
         raise ProviderError("no provider answered: " + "; ".join(failures), kind)
+
+    def _fail(self, failure: ProviderError, failures: list[str], *, streamed: bool) -> ResetChunk | None:
+        """Record a failed attempt, and withdraw what it has streamed or used; None if that is nothing."""
+        failures.append(self._record_failure(failure))
+        used = failure.usage if isinstance(failure, ModelRefused) else None
+        return ResetChunk(self._attempts, used) if streamed or used is not None else None
 
     def _record_success(self) -> None:
         self._pool.record_success(self._index)
@@ -451,16 +461,32 @@ class TurnProvider:
         self._failed = (*self._failed, failed)
         return f"{self._last.label}: {error}"
 
-    async def _next_attempt(self, request: Request) -> Request | None:
+    def _begin(self, request: Request) -> Request | None:
+        """Return the request of the first attempt."""
+        self._attempts, self._tried, self._tokens, self._failure = 0, (), None, None
+        self._is_too_long = False
+        return self._send(request) if self._pick_route(request) else None
+
+    async def _next_attempt(self, request: Request, failure: ProviderError) -> Request | None:
         """Return the request of the next attempt, with the same provider or the next one; None if all have failed."""
-        if self._failure is None or not await self._should_retry(request, self._failure):
-            self._tried = self._tried if self._failure is None else (*self._tried, self._index)
-            self._retries = 0
-            tokens = self._estimate(request) if len(self._pool.routes) > 1 else 0
-            index = self._pool.pick(self._tried, self._clock.monotonic(), tokens)
-            if index is None:
+        if not await self._should_retry(request, failure):
+            self._tried = (*self._tried, self._index)
+            if not self._pick_route(request):
                 return None
-            self._index, self._last = index, self._pool.routes[index]
+        return self._send(request)
+
+    def _pick_route(self, request: Request) -> bool:
+        """Choose the next provider; False if all were tried."""
+        self._retries = 0
+        tokens = self._estimate(request) if len(self._pool.routes) > 1 else 0
+        index = self._pool.pick(self._tried, self._clock.monotonic(), tokens)
+        if index is None:
+            return False
+        self._index, self._last = index, self._pool.routes[index]
+        return True
+
+    def _send(self, request: Request) -> Request:
+        """Begin an attempt, and return the request as the current provider gets it."""
         self._attempts += 1
         self._is_complete = False
         self._sent_at = self._clock.monotonic()
@@ -473,13 +499,16 @@ class TurnProvider:
 
     def _complete(self, request: Request, chunk: DoneChunk) -> None:
         """Note that the answer is complete; raise if another provider is to answer instead."""
-        others = len(self._tried) + 1 < len(self._pool.routes)
-        if others and chunk.stop_reason == "refusal" and self._pool.policy.on_refusal == "failover":
+        if chunk.stop_reason == "refusal" and self._should_ask_others():
             raise ModelRefused(chunk.usage)
         self._is_complete = True
         is_small = len(request.messages) <= _FEW and 0 < chunk.usage.input_tokens < _SMALL
         if not is_small:
             self._pool.limits[self._index].record_success(self._estimate(request), chunk.usage)
+
+    def _should_ask_others(self) -> bool:
+        """Return whether another provider answers what this one refused."""
+        return self._pool.policy.on_refusal == "failover" and len(self._tried) + 1 < len(self._pool.routes)
 
     def _estimate(self, request: Request) -> int:
         if self._tokens is None:
