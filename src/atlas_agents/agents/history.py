@@ -111,7 +111,7 @@ class History(msgspec.Struct, frozen=True):
 
         `available` is how many tokens the model can be sent. A tool result that does not fit is shortened.
         """
-        limit = min(available, _or_infinite(self.max_tokens))
+        limit = available if self.max_tokens is None else min(available, self.max_tokens)
         if self.max_messages is None and (limit == math.inf or self.tokens(messages) <= limit):
             return messages
         units = split_units(messages)

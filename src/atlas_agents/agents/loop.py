@@ -7,8 +7,8 @@ behind `run.provider`, and tool governance behind `run.run_tool_calls`; none of 
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import aclosing, nullcontext
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import TypeAlias, cast
 
@@ -30,10 +30,12 @@ from atlas_agents.core import events
 from atlas_agents.core.aio import finish_despite_cancel
 from atlas_agents.core.budgets import DEFAULT_OUTPUT, MIN_OUTPUT, ModelCall, TurnBudget
 from atlas_agents.core.errors import BadOutput, BudgetExceeded, ProviderError, failure_kind
+from atlas_agents.core.events import StreamChunk
 from atlas_agents.core.json import LARGE, check_memory
 from atlas_agents.core.messages import TIMING, Message, Opaque, Text, ToolCall, ToolSpec, approximate_tokens, user
 from atlas_agents.core.telemetry import INPUT_MESSAGES, SYSTEM_INSTRUCTIONS, ModelCallTrace
 from atlas_agents.providers import base
+from atlas_agents.providers.base import TextChunk
 from atlas_agents.providers.catalogue import find_profile
 from atlas_agents.providers.failover import TurnProvider, overhead_tokens, request_tokens
 from atlas_agents.tools.client_tools import ClientRound
@@ -116,12 +118,13 @@ async def accept_message(run: Run, message: Message | None) -> list[Message]:
 async def _run_in_order(run: Run, messages: Sequence[Message], execute: TurnFunction) -> Message:
     """Wait for earlier turns of the session, run this one, and record how it ended before the next one starts."""
     await run.wait_in_order(messages)
-    run.mark_started()
     try:
         await _start(run, messages)
         reply = await _final_reply(run, execute)
-        await run.end("done")
-        run.resolve_outcome(reply)
+        if run.journal is not None:
+            await run.end("done")
+        if run.outcome is not None:
+            run.resolve_outcome(reply)
     except asyncio.CancelledError:
         await run.end("cancelled")
         raise
@@ -130,7 +133,8 @@ async def _run_in_order(run: Run, messages: Sequence[Message], execute: TurnFunc
         run.resolve_outcome(None, failure)
         raise
     finally:
-        run.resolve_outcome(None)
+        if run.outcome is not None:
+            run.resolve_outcome(None)
         run.lock.run.release()
     return reply
 
@@ -138,7 +142,9 @@ async def _run_in_order(run: Run, messages: Sequence[Message], execute: TurnFunc
 async def _start(run: Run, messages: Sequence[Message]) -> None:
     first = await run.begin(messages)
     if first:
-        *_, run.user_message = [run.append(each) for each in first]
+        for message in first:
+            run.append(message)
+        run.user_message = first[-1]
         if not run.resumed:
             run.emit(events.MessageSent(run.id, run.user_message))
     run.emit(events.StreamStart(run.id, run.settings.id))
@@ -212,7 +218,9 @@ async def call_model(run: Run) -> Message:
             run.add(message)
         return recorded
     run.trace.next_round()
-    reply = await _intercept(run, await _request_reply(run))
+    reply = await _request_reply(run)
+    if run.interceptors.has_incoming:
+        reply = await _intercept(run, reply)
     if journal is not None:
         await _record_reply(run, journal, reply)
     run.summary_tried = False
@@ -252,7 +260,8 @@ async def _request_reply(run: Run) -> Message:
         if sent != math.inf and request_tokens(request) >= sent:
             break
         try:
-            reply = await _stream_reply(run, request)
+            budget = await run.scope.refresh_budget() if run.scope.may_be_limited else None
+            reply = await (_stream(run, request) if budget is None else _stream_within(budget, run, request))
             if run.journal is not None:
                 run.sent_request = _describe_sent(run, request)
             return reply
@@ -270,14 +279,14 @@ async def _request_reply(run: Run) -> Message:
 
 async def _reply_of_hook(run: Run, reply: Message) -> Message:
     """Stream the reply of a hook as if the model had written it; it used no tokens."""
-    run.reply_usage = events.Usage()
+    run.reply_usage = events.NO_USAGE
     for part in reply.parts:
         if isinstance(part, ToolCall):
             _handle_chunk(run, base.ToolCallChunk(part))
         elif isinstance(part, Text):
             text = await run.interceptors.check_output(part.text, run.context, [])
             run.draft.add_part(Text(text))
-            run.emit(events.StreamChunk(run.id, text))
+            run.emit(StreamChunk(run.id, text))
         else:
             run.draft.add_part(part)
     return msgspec.structs.replace(reply, parts=run.finish_draft())
@@ -290,8 +299,8 @@ async def _build_request(
 
     `recorded_limit` are the tokens that were available for the messages when the request was recorded.
     """
-    settings = run.settings
-    await run.choose_tools()
+    if not run.scope.has_chosen:
+        await run.choose_tools()
     system, stable = await _system_prompt(run)
     tool_choice = run.phase.tool_choice or run.tool_choice
     tools = run.phase.offered(run.scope.offered_tools(tool_choice))
@@ -300,22 +309,23 @@ async def _build_request(
         system=system,
         tools=tools,
         tool_choice=tool_choice,
-        settings=settings.model_settings,
+        settings=run.settings.model_settings,
         output=run.output.spec if run.output and run.is_final else None,
         metadata=run.context.metadata,
         stable_system=stable,
     )
-    return await run.interceptors.request(request, run.context)
+    return await run.interceptors.request(request, run.context) if run.interceptors.has_request else request
 
 
 async def _select_messages(
     run: Run, system: str, tools: Sequence[ToolSpec], sent: float, recorded_limit: float | None
 ) -> Sequence[Message]:
     """Return the messages of the next request: all of them, as far as one of the models can be sent as much."""
+    limits = run.limits
     available = recorded_limit or await _find_available(run, system, tools, sent)
     selected = run.history.select(run.messages, available)
     run.shortened_to = 0 if selected is run.messages or available == math.inf else int(available)
-    if any([limit.profile.bound_reasoning for limit in run.limits]):
+    if any([limit.profile.bound_reasoning for limit in limits]):
         whole = len(selected) == run.inherited_count + len(run.conversation)
         selected = drop_stale_reasoning(selected, context_state(run.conversation), whole)
     return selected
@@ -350,14 +360,20 @@ async def _system_prompt(run: Run) -> tuple[str, str]:
     What may change from round to round comes last: conditional rules, and the format of the answer. The second value is
     the text before it, which vendors can cache.
     """
-    rules = await run.context.applied_rules()
-    fixed = [rule.label for rule in rules if not rule.is_dynamic]
-    dynamic = [text for rule in rules if rule.is_dynamic and (text := await rule.render(run.context))]
-    own, written = run.settings.system_prompt, await run.dynamic_prompt()
-    pieces = [run.system_prompt, "" if callable(own) else own, _list_rules("Rules", fixed)]
-    pieces += [message.text for message in run.inherited_messages if message.role == "system"]
-    pieces.append(run.options.instructions or "")
-    stable = "\n\n".join([piece for piece in pieces if piece])
+    own = run.settings.system_prompt
+    written = "" if isinstance(own, str) else await run.dynamic_prompt()
+    pieces = [run.system_prompt, own if isinstance(own, str) else ""]
+    fixed, dynamic = list[str](), list[str]()
+    if run.context.rules:
+        rules = await run.context.applied_rules()
+        fixed = [rule.label for rule in rules if not rule.is_dynamic]
+        dynamic = [text for rule in rules if rule.is_dynamic and (text := await rule.render(run.context))]
+        pieces.append(_list_rules("Rules", fixed))
+    if run.inherited_messages:
+        pieces += [message.text for message in run.inherited_messages if message.role == "system"]
+    if run.options.instructions:
+        pieces.append(run.options.instructions)
+    stable = "\n\n".join(filter(None, pieces))
     if not dynamic and not written and run.output is None:
         return stable, stable
     changing = [stable, written, _list_rules("Further rules" if fixed else "Rules", dynamic)]
@@ -370,11 +386,8 @@ def _list_rules(title: str, rules: Sequence[str]) -> str:
     return "\n".join([f"{title}:", *[f"- {rule}" for rule in rules]]) if rules else ""
 
 
-async def _stream_reply(run: Run, request: base.Request) -> Message:
-    """Stream a reply. With a budget, what it may use is reserved before, and what it used is settled after it."""
-    budget = await run.scope.refresh_budget()
-    if budget is None:
-        return await _stream(run, request)
+async def _stream_within(budget: TurnBudget, run: Run, request: base.Request) -> Message:
+    """Stream a reply; what it may use is reserved before, and what it used is settled after it."""
     await _reserve(run, budget, _model_call(run, request))
     try:
         reply = await _stream(run, request)
@@ -437,68 +450,73 @@ async def _reserve_again(run: Run, budget: TurnBudget, usage: events.Usage | Non
 
 
 async def _stream(run: Run, request: base.Request) -> Message:
-    """Stream a reply, and record how long its first chunk and its last one took."""
+    """Stream a reply into the draft, and record how long its first chunk and its last one took."""
+    emit, id, draft, waiting = run.emit, run.id, run.draft, True
+    append, size, limit = draft.text_chunks.append, 0, LARGE
+    done: base.DoneChunk | None = None
     with ModelCallTrace(run.trace, run.provider, run.settings.id) as call:
-        if call.span.recording:
-            _capture_request(run, request, call)
-        done, filtered_by = await _receive(run, request, call)
-        usage = done.usage if done.usage.input_tokens else _estimate_usage(done.usage, request)
-        provider = run.provider.id
-        run.reply_usage = usage = run.meter.add(done.model or provider, usage, provider)
-        metadata = _reply_metadata(done, usage, provider, run)
-        if filtered_by:
-            metadata["hooks"] = [*dict.fromkeys(filtered_by)]
-        reply = Message("assistant", run.finish_draft(), metadata=metadata)
-        call.complete(reply, usage)
-        metadata[TIMING] = call.timing()
+        filtered_by = list[str]()
+        chunks = _open_stream(run, request, call, filtered_by)
+        try:
+            async for chunk in chunks:
+                if waiting:
+                    waiting = call.mark_first()
+                if type(chunk) is TextChunk:
+                    text = chunk.text
+                    append(text)
+                    size += len(text)
+                    limit = limit if size <= limit else _check_size(size, draft)
+                    emit(StreamChunk(id, text))
+                elif type(chunk) is base.DoneChunk:
+                    done = chunk
+                else:
+                    waiting = type(chunk) is base.ResetChunk
+                    size = 0 if waiting else size + len(getattr(chunk, "text", ""))
+                    limit = limit if limit - LARGE <= size <= limit else _check_size(size, draft)
+                    await _handle_other(run, chunk, call)
+        finally:
+            await chunks.aclose()
+        if done is None:
+            raise ProviderError("the provider's stream ended before the message was complete", "incomplete")
+        return _complete_reply(run, request, done, filtered_by, call)
+
+
+def _complete_reply(
+    run: Run, request: base.Request, done: base.DoneChunk, filtered_by: list[str], call: ModelCallTrace
+) -> Message:
+    """Return the message of a draft that is complete; `filtered_by` are the hooks that changed its text."""
+    usage = done.usage if done.usage.input_tokens else _estimate_usage(done.usage, request)
+    provider = run.provider.id
+    run.reply_usage = usage = run.meter.add(done.model or provider, usage, provider)
+    metadata = _reply_metadata(done, usage, provider, run)
+    if filtered_by:
+        metadata["hooks"] = [*dict.fromkeys(filtered_by)]
+    reply = Message("assistant", run.finish_draft(), metadata=metadata)
+    call.complete(reply, usage)
+    metadata[TIMING] = call.timing()
     return reply
 
 
-def _capture_request(run: Run, request: base.Request, call: ModelCallTrace) -> None:
-    run.trace.capture_messages(call.span, INPUT_MESSAGES, request.messages)
-    run.trace.capture(call.span, SYSTEM_INSTRUCTIONS, [{"type": "text", "content": request.system}])
-
-
-async def _receive(run: Run, request: base.Request, call: ModelCallTrace) -> tuple[base.DoneChunk, list[str]]:
-    """Receive the chunks of a reply into the draft; return the last one, and the hooks that changed the text."""
-    emit, id, draft, waiting = run.emit, run.id, run.draft, True
-    done: base.DoneChunk | None = None
-    size, checked = 0, 0
+def _open_stream(
+    run: Run, request: base.Request, call: ModelCallTrace, filtered_by: list[str]
+) -> AsyncGenerator[base.Chunk]:
+    """Return the chunks of a reply, checked by hooks; those that change its text are added to `filtered_by`."""
     base.turn_warnings.set(run.warnings)
-    stream, filtered_by = run.provider.stream(request), list[str]()
-    if run.interceptors.has_output:
-        stream = run.interceptors.filter_output(stream, run.context, filtered_by)
-    async with aclosing(stream) as chunks:
-        async for chunk in chunks:
-            if waiting:
-                waiting = call.mark_first()
-            if type(chunk) is base.TextChunk:
-                size += len(chunk.text)
-                if size > checked + LARGE:
-                    checked = _check_size(size, draft)
-                draft.text_chunks.append(chunk.text)
-                emit(events.StreamChunk(id, chunk.text))
-            elif type(chunk) is base.DoneChunk:
-                done = chunk
-            else:
-                waiting = type(chunk) is base.ResetChunk
-                size = 0 if waiting else size + len(getattr(chunk, "text", ""))
-                if not checked <= size <= checked + LARGE:
-                    checked = _check_size(size, draft)
-                await _handle_other(run, chunk, call)
-    if done is None:
-        raise ProviderError("the provider's stream ended before the message was complete", "incomplete")
-    return done, filtered_by
+    if call.span.recording:
+        run.trace.capture_messages(call.span, INPUT_MESSAGES, request.messages)
+        run.trace.capture(call.span, SYSTEM_INSTRUCTIONS, [{"type": "text", "content": request.system}])
+    chunks = run.provider.stream(request)
+    return run.interceptors.filter_output(chunks, run.context, filtered_by) if run.interceptors.has_output else chunks
 
 
 def _check_size(size: int, draft: MessageDraft) -> int:
-    """Check that there is memory left to store an answer of this size; otherwise drop what there is of it."""
+    """Return the size at which to check again, if there is memory left for an answer of this size; else drop it."""
     try:
         check_memory(size)
     except MemoryError:
         draft.clear()
         raise
-    return size
+    return size + LARGE
 
 
 async def _record_reply(run: Run, journal: Journal, reply: Message) -> None:
@@ -571,8 +589,6 @@ def _reply_metadata(done: base.DoneChunk, usage: events.Usage, provider: str, ru
 
 async def _intercept(run: Run, reply: Message) -> Message:
     """Apply interceptors to the reply; text that they change is withdrawn from the stream and streamed again."""
-    if not run.interceptors.has_incoming:
-        return reply
     try:
         *before, changed = await run.interceptors.incoming(reply, run.context)
     except Exception:  # refused, or the interceptor failed: either way the text is withdrawn

@@ -5,9 +5,9 @@ import hashlib
 import logging
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, cast
 
 import msgspec
 
@@ -41,6 +41,7 @@ from atlas_agents.core.errors import (
     failure_kind,
 )
 from atlas_agents.core.events import (
+    NO_USAGE,
     Event,
     FailedAttempt,
     HandedOff,
@@ -203,6 +204,9 @@ def read_options(
     **others: Any,
 ) -> TurnOptions:
     """Convert the arguments of a turn to its options; an argument that is None is not set."""
+    has_limits = not (output_retries is None and max_rounds is None and budget is None)
+    if not (has_limits or traceparent) and settings is None and metadata is None and client_tools is None:
+        return TurnOptions(**others)  # as most turns
     return TurnOptions(
         output_retries=msgspec.UNSET if output_retries is None else output_retries,
         max_rounds=msgspec.UNSET if max_rounds is None else max_rounds,
@@ -310,6 +314,12 @@ class MessageDraft:
         self._flush_text()
         return tuple(self._parts)
 
+    def take_parts(self) -> tuple[Part, ...]:
+        """Return the parts and start anew."""
+        parts = self.parts()
+        self._parts.clear()
+        return parts
+
     def partial_parts(self) -> tuple[Text | Thinking, ...]:
         """Return the parts of an incomplete message that are kept: text and thinking, but no tool calls."""
         self._flush_text()
@@ -402,7 +412,7 @@ class UsageMeter:
 
     def __init__(self, prices: Prices) -> None:
         self._prices = prices
-        self.total = Usage()
+        self.total = NO_USAGE
 
     def price(self, model: str) -> Price | None:
         """Return the price of a model; None if it is unknown."""
@@ -414,44 +424,87 @@ class UsageMeter:
         `model` is the name in the answer. Deployments and proxies often give a name of their own; if its price is
         unknown, the price of the `requested` model (provider/model) counts.
         """
-        if (price := self._prices.find(model) or self._prices.find(requested.partition("/")[2])) is not None:
+        price = self._prices.find(model)
+        if price is None and (named := requested.partition("/")[2]):
+            price = self._prices.find(named)
+        if price is not None:
             saved = price.savings(usage) if usage.cached_tokens or usage.cache_write_tokens else None
             usage = msgspec.structs.replace(usage, cost=price.cost(usage), saved=saved)
-        self.total += usage
+        self.total = usage if self.total is NO_USAGE else self.total + usage
         return usage
+
+
+class RunServices(Protocol):
+    """What a run needs of the runtime that created it."""
+
+    history: History
+    system_prompt: str
+    request_recorder: RequestRecorder
+    make_deps: DepsFactory | None
+
+    def switch_agent(self, run: "Run", agent_id: str) -> None:
+        """Continue a run with the prompt, model, tools and role of another agent."""
+        ...
+
+    def failover_for(self, agent: Any, settings: AgentSettings, model: Any = "") -> Failover:
+        """Return the models of an agent, or the single model that replaces them for one turn."""
+        ...
+
+    async def ask_beside(self, run: "Run", provider: Provider, prompt: str, system: str) -> str:
+        """Have a model answer a prompt of its own; what it uses counts as usage of the turn."""
+        ...
+
+    async def cancel_client_calls(self, session: str) -> None:
+        """End the wait of a session's turn for results of its client, because a new message was sent."""
+        ...
 
 
 class Run:
     """One turn. The conversation outlives it; `messages` are those that its model may be shown."""
 
-    accepted: "asyncio.Future[Accepted] | None" = None
-    user_message: Message | None = None
-    output_value: Any = None
-    phase: TurnPhase = WHOLE_TURN
-    plan: tuple[PlanStep, ...] = ()
-    handoffs = 0
-    to_ask: tuple[tuple[str, bool], ...] = ()
+    __slots__ = (
+        *("__weakref__", "_accepted_at", "_call_ids", "_demands", "_prompt_tail", "_recorded_metadata", "_services"),
+        *("_started_at", "_unreadable_rounds", "_written_prompts", "accepted", "added", "context", "conversation"),
+        *("draft", "emit", "entered", "first_agent_id", "first_step", "handoffs", "history", "id", "inherited_count"),
+        *("inherited_messages", "interceptors", "journal", "lock", "max_rounds", "messages", "meter", "options"),
+        *("outcome", "output", "output_value", "phase", "plan", "provider", "reply_usage", "request_recorder"),
+        *("reserved", "resumed", "rounds_exhausted", "scope", "sent_request", "settings", "shortened_to", "steps"),
+        *("summary_tried", "system_prompt", "texts", "to_ask", "trace", "user_message", "warnings"),
+    )
+    accepted: "asyncio.Future[Accepted] | None"
+    user_message: Message | None
+    output_value: Any
+    phase: TurnPhase
+    plan: tuple[PlanStep, ...]
+    handoffs: int
+    to_ask: tuple[tuple[str, bool], ...]
     """After a hand-off to several agents, those that still have to answer. True: the one that joins the answers."""
-    first_step = 0
+    first_step: int
     """Number of tool calls before the current agent took over."""
-    rounds_exhausted = False
-    reserved: Reservation | None = None
+    rounds_exhausted: bool
+    reserved: Reservation | None
     """What is reserved for the model call in progress."""
-    inherited_count = 0
+    inherited_count: int
     """Number of messages of the agent's context before those of the conversation."""
-    summary_tried = False
+    resumed: bool
+    """The run was accepted earlier, possibly by another process, and is being resumed."""
+    summary_tried: bool
     """Whether a summary was written, or failed, before the next reply."""
-    entered: "Run | None" = None
+    entered: "Run | None"
     """The running turn that the message of this one entered."""
-    outcome: "asyncio.Future[Message] | None" = None
+    outcome: "asyncio.Future[Message] | None"
     """The answer, for turns whose messages entered this one."""
-    sent_request: SentRequest | None = None
+    reply_usage: Usage
+    """Usage of the last reply."""
+    sent_request: SentRequest | None
     """The request that the last reply answers; None if a hook gave the reply."""
-    shortened_to = 0
+    shortened_to: int
     """Tokens that were available for the messages of the last request, if these did not fit; 0 if they did."""
-    _prompt_tail = ""
+    warnings: dict[str, str]
+    """Which model settings are not sent as they were given, and why."""
+    _prompt_tail: str
     """Digest of the turn-specific text in the last recorded request."""
-    _recorded_metadata = b""
+    _recorded_metadata: bytes
     """Metadata of the session in the last recorded request."""
 
     def __init__(
@@ -467,48 +520,33 @@ class Run:
         scope: ToolScope,
         emit: Callable[[Event], None],
         interceptors: Interceptors,
-        history: History,
-        system_prompt: str,
         output: Output | None,
         meter: UsageMeter,
         options: TurnOptions,
-        switch_agent: "Callable[[Run, str], None]",
-        find_models: Callable[[Any, AgentSettings, Any], Failover],
-        ask_beside: "Callable[[Run, Provider, str, str], Awaitable[str]]",
-        cancel_client_calls: Callable[[str], Coroutine[Any, Any, None]],
-        request_recorder: RequestRecorder,
-        make_deps: DepsFactory | None = None,
+        services: RunServices,
         resumed: bool = False,
     ) -> None:
         self.id, self.first_agent_id = id, settings.id
-        self.settings = settings
-        self.context = context.bind(self)
-        self.conversation = conversation
-        self.lock = lock
-        self.inherited_messages = inherited_messages
-        self.provider = provider
-        self.scope = scope
-        self.journal, self.trace = scope.journal, scope.trace
-        self.emit = emit
-        self.interceptors = interceptors
-        self.history = history
-        self.system_prompt, self.output = system_prompt, output
-        self.max_rounds = settings.max_rounds
-        self.meter, self.options = meter, options
-        self.resumed = resumed
-        """The run was accepted earlier, possibly by another process, and is being resumed."""
+        self.settings, self.options, self.max_rounds = settings, options, settings.max_rounds
+        self.context, self.conversation, self.lock = context.bind(self), conversation, lock
+        self.provider, self.emit, self.interceptors = provider, emit, interceptors
+        self.scope, self.journal, self.trace = scope, scope.journal, scope.trace
+        self.output, self.meter, self._services = output, meter, services
+        self.history, self.system_prompt = services.history, services.system_prompt
+        self.request_recorder = services.request_recorder
+        self.inherited_messages, self.resumed = inherited_messages, resumed
         self.messages, self.added = list[Message](), list[Message]()
-        self.reply_usage = Usage()
-        """Usage of the last reply."""
-        self.warnings = dict[str, str]()  # which model settings are not sent as they were given, and why
-        self.steps, self.texts = list[Step](), list[str]()
-        self.draft, self.request_recorder = MessageDraft(), request_recorder
-        self._find_models, self._ask_beside = find_models, ask_beside
-        self._make_deps, self._cancel_client_calls = make_deps, cancel_client_calls
-        self._switch_agent = switch_agent
+        self.steps, self.texts, self.draft = list[Step](), list[str](), MessageDraft()
+        self.accepted = self.entered = self.outcome = self.user_message = None
+        self.output_value = self.reserved = self.sent_request = None
+        self.phase, self.plan, self.to_ask = WHOLE_TURN, (), ()
+        self.handoffs = self.first_step = self.inherited_count = self.shortened_to = 0
+        self.rounds_exhausted = self.summary_tried = False
+        self.reply_usage, self.warnings = NO_USAGE, {}
+        self._prompt_tail, self._recorded_metadata = "", b""
         self._call_ids, self._written_prompts = set[str](), dict[str, str]()
         self._unreadable_rounds = self._demands = 0
-        self._accepted, self._started = _accepted_at(scope), 0.0
+        self._accepted_at, self._started_at = _accepted_at(scope), 0.0
 
     def record_end(self, status: str) -> None:
         """Record the turn as a measurement; without a status there is no turn, and another process may continue it."""
@@ -523,14 +561,10 @@ class Run:
         if trace.span.recording:
             trace.span.set({RUN_STATUS: status, RESUMED: self.resumed, **usage_attributes(self.usage)})
         if trace.telemetry.recorders:
-            accepted, first = self._accepted
-            queued = max(0.0, (self._started or clock.time()) - accepted) if first else 0.0
+            accepted, first = self._accepted_at
+            queued = max(0.0, (self._started_at or clock.time()) - accepted) if first else 0.0
             seconds = max(0.0, clock.time() - accepted)
             trace.telemetry.record_turn(TurnMeasurement(self.first_agent_id, status, seconds, queued))
-
-    def mark_started(self) -> None:
-        """The turn has its session, after the turns before it."""
-        self._started = self.scope.governance.clock.time()
 
     def take_request_record(self) -> tuple[bytes, list[PutRecord]]:
         """Return the record of the request that the last reply answers, as JSON, and the writes that belong to it."""
@@ -559,11 +593,12 @@ class Run:
 
     def find_provider(self, model: Any) -> Provider:
         """Return another model for a part of the turn."""
-        return self._find_models(self.scope.agent, self.settings, model).for_turn(self.scope.governance.clock)
+        models = self._services.failover_for(self.scope.agent, self.settings, model)
+        return models.for_turn(self.scope.governance.clock)
 
     async def ask_model(self, prompt: str, model: Any, system: str) -> str:
         """Have another model answer a prompt within the turn's budget; what it uses counts as usage of the turn."""
-        return await self._ask_beside(self, self.find_provider(model), prompt, system)
+        return await self._services.ask_beside(self, self.find_provider(model), prompt, system)
 
     async def collect(self, turn: Awaitable[Message]) -> RunResult[Any]:
         """Wait for the turn and return everything it produced; an error that it raises has that as its `result`."""
@@ -623,7 +658,9 @@ class Run:
 
     async def accept(self, message: Message) -> list[Message]:
         """Accept the user's message, as changed by interceptors. With a journal it is durable when this returns."""
-        sent = await self.interceptors.outgoing(message, self.scope.actor, self.context)
+        sent, interceptors = [message], self.interceptors
+        if interceptors.has_outgoing:
+            sent = await interceptors.outgoing(message, self.scope.actor, self.context)
         messages = [*self.options.history, *sent]
         busy, journal, when_busy = self.lock.busy, self.journal, self.options.when_busy
         if busy and when_busy == "reject":
@@ -643,7 +680,7 @@ class Run:
             busy = row.status == "queued"
         self._acknowledge(Accepted(self.id, "queued" if busy else "started"))
         if busy:
-            self.scope.governance.spawn(self._cancel_client_calls(self.conversation.id))
+            self.scope.governance.spawn(self._services.cancel_client_calls(self.conversation.id))
         return messages
 
     async def _check_quota(self) -> None:
@@ -681,10 +718,14 @@ class Run:
 
     async def wait_in_order(self, messages: Sequence[Message]) -> None:
         """Acquire the session after its earlier turns. Raises Steered if the message enters a running turn instead."""
-        lock = self.lock
         if self.options.when_busy != "steer":
-            await lock.run.acquire()
-            return
+            await self.lock.run.acquire()
+        else:
+            await self._wait_or_steer(messages)
+        self._started_at = self.scope.governance.clock.time()
+
+    async def _wait_or_steer(self, messages: Sequence[Message]) -> None:
+        lock = self.lock
         with suppress(UnreadableRow):  # it fails when its own turn starts
             if self.resumed and self.journal is not None and self.journal.row is not None:
                 messages = read_first_messages(self.journal.row)
@@ -781,7 +822,8 @@ class Run:
             begin = journal.begin(self.conversation)
             first = await (finish_despite_cancel(begin) if journal.must_read(self.conversation) else begin)
             self.meter.total += journal.restored_usage
-        inherited = [message for message in self.inherited_messages if message.role != "system"]
+        given = self.inherited_messages
+        inherited = [message for message in given if message.role != "system"] if given else []
         index = index_conversation(self.conversation)
         if inherited or not index.is_paired:
             whole = repair_history([*inherited, *self.conversation.messages])
@@ -792,22 +834,23 @@ class Run:
         self.messages = whole
         self.refresh_messages()
         if self.options.team.stays and (speaker := _last_speaker(self.conversation.messages)):
-            self._switch_agent(self, speaker)
-        await self._prepare_deps()
+            self._services.switch_agent(self, speaker)
+        if self.options.deps is None:
+            await self._prepare_deps()
         await self.choose_tools()
         return first
 
     async def choose_tools(self) -> None:
         """Leave out the tools that the choices of toolsets do not include in this turn; once for each agent."""
-        if not self.scope.has_chosen:
-            self.scope.set_chosen_tools(await choose_tools(self.scope.tools, self.context))
+        scope = self.scope
+        if not scope.has_chosen:
+            has_choices = any([tool.choices for tool in scope.tools.values()])
+            scope.set_chosen_tools(await choose_tools(scope.tools, self.context) if has_choices else scope.tools)
 
     async def _prepare_deps(self) -> None:
         """Have the developer's function make `deps` for a turn that was sent without them, or is resumed."""
-        if self.options.deps is not None:
-            return
-        if self._make_deps is not None:
-            made: Any = await call_with_context(self._make_deps, self.context, "the deps function of the Atlas")
+        if (make_deps := self._services.make_deps) is not None:
+            made: Any = await call_with_context(make_deps, self.context, "the deps function of the Atlas")
             self.context.deps = self.scope.deps = made
         elif self.options.has_deps is True:
             raise ConfigError(
@@ -896,7 +939,8 @@ class Run:
         self.messages.append(message)
         self.conversation.messages.append(message)
         self.added.append(message)
-        self._call_ids.update([call.id for call in message.tool_calls])  # also those of a replayed reply
+        if calls := message.tool_calls:
+            self._call_ids.update([call.id for call in calls])  # also those of a replayed reply
         return message
 
     def add(self, message: Message) -> Message:
@@ -966,7 +1010,7 @@ class Run:
     def hand_off(self, agent_id: str) -> None:
         """Continue this turn with another agent."""
         before = self.settings.id
-        self._switch_agent(self, agent_id)
+        self._services.switch_agent(self, agent_id)
         if self.settings.id != before:
             self.handoffs += 1
             self.first_step = len(self.steps)
@@ -1000,9 +1044,8 @@ class Run:
 
     def finish_draft(self) -> tuple[Part, ...]:
         """Return the parts of the completed message and start a new draft."""
-        parts = self.draft.parts()
-        self.texts.append(self.draft.text)
-        self.draft.clear()
+        parts = self.draft.take_parts()
+        self.texts.append("".join([part.text for part in parts if type(part) is Text]))
         return parts
 
     def replace_last_text(self, old: str, new: str) -> None:

@@ -169,8 +169,8 @@ class AgentRuntime:
         self._interceptors_by_agent: weakref.WeakKeyDictionary[Any, Interceptors] = weakref.WeakKeyDictionary()
         self.subscribers = Subscribers(self.governance.redactor.trace)
         self._registry = registry
-        self._request_recorder = RequestRecorder(clock, self.governance.redactor.remove_known)
-        self._make_deps = make_deps
+        self.request_recorder = RequestRecorder(clock, self.governance.redactor.remove_known)
+        self.make_deps = make_deps
         self._root_limits: dict[str, Sequence[BudgetLimit]] = {}
         self.model_health = ModelHealth()
         self._pools: weakref.WeakKeyDictionary[Any, dict[bool, Failover]] = weakref.WeakKeyDictionary()
@@ -190,7 +190,7 @@ class AgentRuntime:
             "limits": self.governance.limiter.limits,
             "budgets": self.governance.budgets.budgets,
             "registry": self.registry,
-            "make_deps": self._make_deps,
+            "make_deps": self.make_deps,
             "redactor": self.governance.redactor,
         }
         return create(**{**options, **changes})
@@ -219,8 +219,8 @@ class AgentRuntime:
         run_id = id or new_ordered_id()
         if row is None and (found := self.telemetry.incoming(options.traceparent or "")):
             options = msgspec.structs.replace(options, traceparent=found)
+        agent_context, metadata = context, context.metadata
         inherited = context.messages if inherited_messages is None else inherited_messages
-        metadata = context.metadata
         if own_metadata:
             stored, turn = durable and self.store is not None, options.metadata or {}
             metadata = SessionMetadata(metadata, conversation.metadata, stored=stored, turn=turn)
@@ -237,9 +237,9 @@ class AgentRuntime:
         emit, meter = self._emitter(log), UsageMeter(self.prices)
         actor = Actor(settings.id, settings.role, user, self.tenant)
         others = options.team.hands_to or settings.hands_off_to
-        tools, search = (
-            (context.tool_map(), None) if options.call else self._collect_tools(context, settings, others, actor)
-        )
+        tools, search = agent_context.tool_map(), None
+        if others or settings.tool_search is not None or settings.mode == "plan":
+            tools, search = (tools, None) if options.call else self._collect_tools(tools, settings, others, actor)
         client = ClientCalls(options.client_tools) if options.client_tools is not msgspec.UNSET else None
         if client is not None:
             tools = client.add_to(tools)
@@ -257,8 +257,8 @@ class AgentRuntime:
             deps=options.deps,
             emit=emit,
             count_usage=meter.add,
-            open_budget=partial(self._open_budget, options),
-            load_limits=self._load_limits,
+            budgets=self,
+            own_budgets=options.budget or (),
             trace=self._create_trace(run_id, settings, conversation, options, row),
             journal=self._create_journal(run_id, conversation, emit, row, metadata) if durable else None,
             asks=options.asks,
@@ -276,21 +276,14 @@ class AgentRuntime:
             inherited_messages=inherited,
             provider=Scripted()
             if options.call
-            else self._failover_for(agent, settings, options.model).for_turn(self.clock),
+            else self.failover_for(agent, settings, options.model).for_turn(self.clock),
             scope=scope,
             emit=emit,
             interceptors=interceptors,
-            history=self.history,
-            system_prompt=self.system_prompt,
             output=Output(options.output) if options.output is not None else None,
             meter=meter,
             options=options,
-            switch_agent=self._switch_agent,
-            find_models=self._failover_for,
-            ask_beside=_ask_beside,
-            cancel_client_calls=self.cancel_client_calls,
-            request_recorder=self._request_recorder,
-            make_deps=self._make_deps,
+            services=self,
             resumed=row is not None,
         )
 
@@ -331,15 +324,15 @@ class AgentRuntime:
             self.governance.redactor.add_secrets(*headers.values())
         return settings
 
-    def _open_budget(self, options: TurnOptions, scope: ToolScope, forced: bool = False) -> TurnBudget | None:
+    def open_budget(self, scope: ToolScope, *, forced: bool = False) -> TurnBudget | None:
         """Return the budgets of a turn; None if nothing limits it, unless `forced`."""
-        book, own = self.governance.budgets, self._budgets_of(scope.agent.settings, options)
+        book, own = self.governance.budgets, scope.agent.settings.budget + scope.own_budgets
         if not (forced or book.budgets or own or outer_turn.get()):
             return None
         turn = TurnIdentity(scope.run_id, scope.conversation.id, scope.actor.agent_id, scope.actor.user)
         return book.open_turn(turn, own, commit=scope.journal.commit if scope.journal is not None else None)
 
-    async def _load_limits(self, journal: Journal | None, chain: Chain) -> SharedLimits:
+    async def load_limits(self, journal: Journal | None, chain: Chain) -> SharedLimits:
         """Return the token plan of the tenant, and the limits of the turn that started a delegation."""
         services, inherited = self.governance.team_services, ()
         if services is None:
@@ -350,10 +343,6 @@ class AgentRuntime:
             read_root = partial(self._limits_of_root, chain.root)
             inherited = await (read_root() if journal is None else journal.read_with_retry(read_root))
         return TokenPlan(plan.name, plan.tokens) if plan.tokens is not None else None, inherited
-
-    @staticmethod
-    def _budgets_of(settings: AgentSettings, options: TurnOptions) -> tuple[Budget, ...]:
-        return settings.budget if options.budget is msgspec.UNSET else (*settings.budget, *options.budget)
 
     async def _limits_of_root(self, root: str) -> Sequence[BudgetLimit]:
         """Return the limits of the turn that started a delegation: all that follows from it counts, too."""
@@ -368,10 +357,10 @@ class AgentRuntime:
         if row is None:
             return ()
         agent, options = self.find_agent(row.agent_id), decode_options(row)
-        found = self._budgets_of(agent.settings, options) if agent is not None else options.budget or ()
+        found = (*(agent.settings.budget if agent is not None else ()), *(options.budget or ()))
         return inherit_limits(root, (*self.governance.budgets.budgets, *found))
 
-    def _switch_agent(self, run: Run, agent_id: str) -> None:
+    def switch_agent(self, run: Run, agent_id: str) -> None:
         """Continue a run with the prompt, model, tools and role of another agent."""
         agent = self.find_agent(agent_id)
         if agent is None or agent_id == run.settings.id:
@@ -381,20 +370,20 @@ class AgentRuntime:
             run.scope.budget.switch_agent(agent_id, run.settings.budget, settings.budget)
         run.settings, run.inherited_messages = settings, context.messages
         run.context = run.context.switch_agent(context, agent_id)
-        run.provider = self._failover_for(agent, settings).for_turn(self.clock)
+        run.provider = self.failover_for(agent, settings).for_turn(self.clock)
         others = settings.hands_off_to if run.handoffs + 1 < MAX_HANDOFFS else ()
         actor = Actor(settings.id, settings.role, run.scope.actor.user, self.tenant)
-        tools, search = self._collect_tools(context, settings, others, actor)
+        tools, search = self._collect_tools(context.tool_map(), settings, others, actor)
         if run.scope.client is not None:
             tools = run.scope.client.add_to(tools)
         run.interceptors = self._interceptors_of(agent)
         run.scope.switch_agent(agent, actor, tools, run.context, search, run.interceptors.tool_hooks)
 
     def _collect_tools(
-        self, context: Context, settings: AgentSettings, others: Sequence[str], actor: Actor
+        self, own: Mapping[str, Tool], settings: AgentSettings, others: Sequence[str], actor: Actor
     ) -> "tuple[Mapping[str, Tool], ToolSearch | None]":
         """Return the agent's own tools, and those that its mode, its hand-off targets and tool search add."""
-        own = tools = context.tool_map()
+        tools = own
         search: ToolSearch | None = None
         if settings.tool_search is not None and len(own) > settings.tool_search:
             search = self._create_search(own, settings, settings.tool_search, actor)
@@ -543,14 +532,16 @@ class AgentRuntime:
         log.publish = self.subscribers.publish
         return log.emit
 
-    def _failover_for(self, agent: Any, settings: AgentSettings, model: Model = "") -> Failover:
+    def failover_for(self, agent: Any, settings: AgentSettings, model: Model = "") -> Failover:
         """Return the models of an agent, or the single model that replaces them for one turn."""
         if model:
             route = self._route(model, settings)
             self._keep_keys(route)
             return Failover([route], settings.retry, health=self.model_health)
         as_text = settings.mode == "react"
-        pools = self._pools.setdefault(agent, {})
+        pools = self._pools.get(agent)
+        if pools is None:
+            pools = self._pools[agent] = {}
         pool = pools.get(as_text)
         if pool is None:
             models = settings.models or (self._default_model(settings.id),)
@@ -560,6 +551,12 @@ class AgentRuntime:
             for route in pool.routes:
                 self._keep_keys(route)
         return pool
+
+    async def ask_beside(self, run: Run, provider: Provider, prompt: str, system: str) -> str:
+        """Have a model answer a prompt of its own; what it uses counts as usage of the turn."""
+        from atlas_agents.agents.compaction import ask_beside  # rarely needed
+
+        return await ask_beside(run, provider, prompt, system)
 
     def _keep_keys(self, route: Route) -> None:
         """Redact the keys of a provider from now on."""
@@ -586,12 +583,6 @@ class AgentRuntime:
         return model
 
 
-async def _ask_beside(run: Run, provider: Provider, prompt: str, system: str) -> str:
-    from atlas_agents.agents.compaction import ask_beside  # rarely needed
-
-    return await ask_beside(run, provider, prompt, system)
-
-
 def choose_turn_function(run: Run) -> TurnFunction:
     """Choose how the turn runs from its options and its agent's mode."""
     if run.options.call:
@@ -614,7 +605,8 @@ def _settings_for(settings: AgentSettings, options: TurnOptions) -> AgentSetting
     """Check the options of a turn and return the agent's settings with them applied."""
     if options.when_busy not in WHEN_BUSY:
         raise ConfigError(f"unknown when_busy {options.when_busy!r}, expected one of {', '.join(WHEN_BUSY)}")
-    settings = _with_model_settings(settings, options)
+    if options.requested is not None or options.settings is not msgspec.UNSET:
+        settings = _with_model_settings(settings, options)
     if options.mode:
         settings = msgspec.structs.replace(settings, mode=options.mode)
     if options.max_rounds is not msgspec.UNSET:

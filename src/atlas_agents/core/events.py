@@ -88,18 +88,16 @@ class Usage(msgspec.Struct, frozen=True):
     saved: float | None = None
 
     def __add__(self, other: "Usage") -> "Usage":
-        costs = [cost for cost in (self.cost, other.cost) if cost is not None]
-        savings = [saved for saved in (self.saved, other.saved) if saved is not None]
         return Usage(
             self.input_tokens + other.input_tokens,
             self.output_tokens + other.output_tokens,
             self.cached_tokens + other.cached_tokens,
             self.estimated or other.estimated,
-            sum(costs) if costs else None,
+            _add_known(self.cost, other.cost),
             self.cache_write_tokens + other.cache_write_tokens,
             self.reasoning_tokens + other.reasoning_tokens,
             self.cache_write_1h_tokens + other.cache_write_1h_tokens,
-            sum(savings) if savings else None,
+            _add_known(self.saved, other.saved),
         )
 
     def to_metadata(self) -> dict[str, Any]:
@@ -135,6 +133,14 @@ class Usage(msgspec.Struct, frozen=True):
             counts.get("cache_write_1h", 0),
             metadata.get("saved"),
         )
+
+
+def _add_known(first: float | None, second: float | None) -> float | None:
+    """Add two amounts, of which an unknown one counts as nothing; None if both are unknown."""
+    return second if first is None else first if second is None else first + second
+
+
+NO_USAGE = Usage()
 
 
 class MessageSent(msgspec.Struct, frozen=True, tag="message:sent", tag_field="type"):

@@ -18,7 +18,7 @@ import msgspec
 from atlas_agents.core import install_command, package_version
 from atlas_agents.core.aio import SYSTEM_CLOCK, Clock
 from atlas_agents.core.errors import ConfigError, failure_kind
-from atlas_agents.core.events import Usage
+from atlas_agents.core.events import NO_USAGE, Usage
 from atlas_agents.core.messages import Message, Text, ToolCall, ToolResult
 
 if TYPE_CHECKING:
@@ -280,7 +280,6 @@ class Span:
 
 
 NO_SPAN = Span()
-_NO_USAGE = Usage()
 _current: ContextVar[Span] = ContextVar("atlas_span", default=NO_SPAN)
 
 
@@ -770,12 +769,12 @@ class NamedModel(Protocol):
 class ModelCallTrace:
     """Times one model call, and records it as a span and a measurement when the block ends."""
 
-    __slots__ = ("_agent", "_asked", "_began", "_model", "_trace", "_usage", "first", "seconds", "span")
+    __slots__ = ("_agent", "_asked", "_began", "_clock", "_model", "_trace", "_usage", "first", "seconds", "span")
 
     def __init__(self, trace: TurnTrace, model: NamedModel, agent: str) -> None:
         self._trace, self._model, self._agent = trace, model, agent
-        self._began = trace.telemetry.clock.monotonic()
-        self._usage = _NO_USAGE
+        self._clock = clock = trace.telemetry.clock
+        self._began, self._usage = clock.monotonic(), NO_USAGE
         self.first: float | None = None
         """Seconds until the first chunk; None if nothing has arrived."""
         self.seconds = 0.0
@@ -797,7 +796,7 @@ class ModelCallTrace:
 
     def mark_first(self) -> bool:
         """Note that the first chunk has arrived, and return False: no one waits for it any more."""
-        self.first = self._elapsed()
+        self.first = self._clock.monotonic() - self._began
         return False
 
     def restart(self) -> None:
@@ -807,7 +806,7 @@ class ModelCallTrace:
 
     def complete(self, reply: Message, usage: Usage) -> None:
         """The reply is complete."""
-        self.seconds, self._usage = self._elapsed(), usage
+        self.seconds, self._usage = self._clock.monotonic() - self._began, usage
         if not self.span.recording:
             return
         found = usage_attributes(usage)
@@ -824,11 +823,8 @@ class ModelCallTrace:
 
     def timing(self) -> dict[str, int]:
         """Return the milliseconds until the first chunk and until the end, for the metadata of the reply."""
-        first = {"first": round(self.first * 1000)} if self.first is not None else {}
-        return {**first, "total": round(self.seconds * 1000)}
-
-    def _elapsed(self) -> float:
-        return self._trace.telemetry.clock.monotonic() - self._began
+        total = round(self.seconds * 1000)
+        return {"total": total} if self.first is None else {"first": round(self.first * 1000), "total": total}
 
     def __enter__(self) -> "ModelCallTrace":
         if self.span is not NO_SPAN:
@@ -841,7 +837,7 @@ class ModelCallTrace:
         telemetry = self._trace.telemetry
         if telemetry.recorders:
             failed = error_kind(error) if error is not None else ""
-            seconds = self.seconds or self._elapsed()
+            seconds = self.seconds or self._clock.monotonic() - self._began
             telemetry.record_model(
                 ModelMeasurement(self._model.id, self._agent, self._usage, seconds, self.first, failed)
             )

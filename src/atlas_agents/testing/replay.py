@@ -363,7 +363,7 @@ class ReplayRuntime(AgentRuntime):
         super().__init__(**options)
         self._comparison = comparison
 
-    def _failover_for(self, agent: Any, settings: AgentSettings, model: Model = "") -> Failover:
+    def failover_for(self, agent: Any, settings: AgentSettings, model: Model = "") -> Failover:
         """Return the agent's models, for their limits and capabilities; a missing key does not matter."""
         models = (model,) if model else settings.models or (self.registry.default_model or "unknown/unknown",)
         return RecordedModels([self._offline_route(each) for each in models], settings.retry, self._comparison)

@@ -1,13 +1,13 @@
 """Governance shared by all runs of an Atlas, and the scope in which the tool calls of one run execute."""
 
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from atlas_agents.core.aio import BackgroundTasks, Clock
-from atlas_agents.core.budgets import BudgetBook, SharedLimits, TurnBudget
+from atlas_agents.core.budgets import Budget, BudgetBook, SharedLimits, TurnBudget
 from atlas_agents.core.events import Event, Usage
 from atlas_agents.core.messages import Conversation, Message, ToolCall, ToolResult, index_conversation
 from atlas_agents.core.metadata import Metadata
@@ -17,7 +17,7 @@ from atlas_agents.core.tenancy import TeamServices
 from atlas_agents.tools.approvals import Approvals, ApprovalStore
 from atlas_agents.tools.audit import AuditLog
 from atlas_agents.tools.journal import HookAction, HookRecord, Journal
-from atlas_agents.tools.limits import Limiter, RepeatDetector
+from atlas_agents.tools.limits import Limiter, RepeatDetector, Slots
 from atlas_agents.tools.policy import Actor, Policy, Verdict, WhenTainted
 from atlas_agents.tools.redact import Redactor
 from atlas_agents.tools.tool import Tool
@@ -87,8 +87,6 @@ def _acts(tool: Tool) -> bool:
     return tool.effect != "pure" and not tool.of_client
 
 
-OpenBudget: TypeAlias = "Callable[[ToolScope, bool], TurnBudget | None]"
-"""Opens the budgets of a turn; if forced, also when none is set for it."""
 _GRANTED = Verdict("yes", "the tool was given to the agent")
 
 
@@ -106,6 +104,18 @@ class ToolHooks(Protocol):
         ...
 
 
+class BudgetServices(Protocol):
+    """Port for the budgets of a turn, and the limits that it shares with others."""
+
+    def open_budget(self, scope: "ToolScope", *, forced: bool = False) -> TurnBudget | None:
+        """Return the budgets of a turn; None if nothing limits it, unless `forced`."""
+        ...
+
+    async def load_limits(self, journal: Journal | None, chain: Chain) -> SharedLimits:
+        """Return the token plan of the tenant, and the limits of the turn that started a delegation."""
+        ...
+
+
 class ToolScope:
     """The tools of one run, the actor that calls them, and the governance, journal and limits that apply.
 
@@ -114,7 +124,7 @@ class ToolScope:
     """
 
     __slots__ = (
-        *("_inherited", "_load_limits", "_open_budget", "_visible", "_visible_under"),
+        *("_budgets", "_inherited", "_slots", "_visible", "_visible_under", "own_budgets"),
         *(
             "actor",
             "agent",
@@ -138,7 +148,6 @@ class ToolScope:
             "repeats",
             "run_id",
             "search",
-            "slots",
             "tools",
             "trace",
         ),
@@ -156,9 +165,9 @@ class ToolScope:
         metadata: Metadata,
         emit: Callable[[Event], None],
         count_usage: Callable[[str, Usage], Usage],
-        open_budget: "OpenBudget",
-        load_limits: Callable[[Journal | None, Chain], Awaitable[SharedLimits]],
+        budgets: "BudgetServices",
         trace: TurnTrace,
+        own_budgets: tuple[Budget, ...] = (),
         journal: Journal | None = None,
         asks: bool = True,
         chain: Chain = NO_CHAIN,
@@ -177,8 +186,8 @@ class ToolScope:
         """What the caller passed for tools, rules and prompts; neither sent to a model nor stored."""
         self.budget: TurnBudget | None = None
         """The budgets of the turn, once it is open; None if nothing limits it."""
-        self._open_budget = open_budget
-        self._load_limits = load_limits
+        self._budgets, self.own_budgets = budgets, own_budgets
+        """`own_budgets` were set for this turn only."""
         self._inherited = inherited
         self.asks, self.chain, self.trace = asks, chain, trace
         self.governance, self.run_id = governance, run_id
@@ -190,7 +199,7 @@ class ToolScope:
         self.count_usage = count_usage
         """Adds the tokens of a model that a tool called to the turn, and returns them with their cost."""
         self.repeats: RepeatDetector | None = governance.limiter.repeat_detector()
-        self.slots = governance.limiter.session_slots(conversation.id)
+        self._slots: Slots | None = None
         self.durations: dict[str, int] = {}
         """Milliseconds that each call took, by call id."""
         self.has_chosen = False
@@ -200,20 +209,32 @@ class ToolScope:
 
     def open_budget(self, *, forced: bool = False) -> TurnBudget | None:
         """Return the budgets that were set for the turn; None if there are none, unless `forced`."""
-        if self.budget is None and (budget := self._open_budget(self, forced)) is not None:
+        if self.budget is None and (budget := self._budgets.open_budget(self, forced=forced)) is not None:
             self.budget = budget
             if self.journal is not None:
                 self.journal.budget = budget
         return self.budget
 
+    @property
+    def may_be_limited(self) -> bool:
+        """Whether a budget, a plan of the tenant or the turn that started a delegation may limit the turn."""
+        return self.budget is not None or self.governance.team_services is not None
+
     async def refresh_budget(self) -> TurnBudget | None:
         """Return the budgets of the turn with the current plan of the tenant; None if nothing limits it."""
-        plan, inherited = await self._load_limits(self.journal, self.chain)
+        plan, inherited = await self._budgets.load_limits(self.journal, self.chain)
         if self.budget is not None or plan is not None or inherited:
             budget = self.open_budget(forced=True)
             if budget is not None:
                 budget.set_shared(plan, inherited)
         return self.budget
+
+    @property
+    def slots(self) -> Slots:
+        """The slots for concurrent calls of the session."""
+        if self._slots is None:
+            self._slots = self.governance.limiter.session_slots(self.conversation.id)
+        return self._slots
 
     @property
     def approval_store(self) -> ApprovalStore | None:
