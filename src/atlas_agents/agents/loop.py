@@ -363,7 +363,8 @@ async def _system_prompt(run: Run) -> tuple[str, str]:
     own = run.settings.system_prompt
     written = "" if isinstance(own, str) else await run.dynamic_prompt()
     pieces = [run.system_prompt, own if isinstance(own, str) else ""]
-    fixed, dynamic = list[str](), list[str]()
+    fixed: list[str] = []
+    dynamic: list[str] = []
     if run.context.rules:
         rules = await run.context.applied_rules()
         fixed = [rule.label for rule in rules if not rule.is_dynamic]
@@ -455,7 +456,7 @@ async def _stream(run: Run, request: base.Request) -> Message:
     append, size, limit = draft.text_chunks.append, 0, LARGE
     done: base.DoneChunk | None = None
     with ModelCallTrace(run.trace, run.provider, run.settings.id) as call:
-        filtered_by = list[str]()
+        filtered_by: list[str] = []
         chunks = _open_stream(run, request, call, filtered_by)
         try:
             async for chunk in chunks:

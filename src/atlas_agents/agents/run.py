@@ -24,7 +24,7 @@ from atlas_agents.agents.history import (
     repair_history,
 )
 from atlas_agents.agents.hooks import Interceptors
-from atlas_agents.agents.options import AgentSettings, TurnOptions
+from atlas_agents.agents.options import AgentSettings, Mode, TurnOptions, WhenBusy
 from atlas_agents.agents.output import Output
 from atlas_agents.core.aio import finish_despite_cancel
 from atlas_agents.core.budgets import BudgetLike, Reservation, read_budgets
@@ -71,7 +71,7 @@ from atlas_agents.core.messages import (
     tool,
     user,
 )
-from atlas_agents.core.store import AcceptRun, PutRecord, RunRow, RunStatus
+from atlas_agents.core.store import NO_CHAIN, AcceptRun, Chain, PutRecord, RunRow, RunStatus
 from atlas_agents.core.telemetry import RESUMED, RUN_STATUS, TurnMeasurement, check_trace_context, usage_attributes
 from atlas_agents.providers.base import Price, Prices, Provider
 from atlas_agents.providers.failover import ContextLimit, Failover, TurnProvider
@@ -193,21 +193,41 @@ class CallResult(NamedTuple):
 
 def read_options(
     *,
+    output: Any = None,
     output_retries: int | None = None,
+    model: str = "",
+    mode: Mode | None = None,
     max_rounds: int | None = None,
+    when_busy: WhenBusy = "queue",
+    idempotency_key: str = "",
+    asks: bool = True,
     settings: GivenSettings | None = None,
     budget: BudgetLike | Sequence[BudgetLike] | None = None,
+    deps: Any = None,
     metadata: Mapping[str, Any] | None = None,
     client_tools: ClientTools | Sequence[ClientTool] | None = None,
+    chain: Chain = NO_CHAIN,
+    call: ToolCall | msgspec.UnsetType = msgspec.UNSET,
     traceparent: str = "",
     tracestate: str = "",
-    **others: Any,
 ) -> TurnOptions:
     """Convert the arguments of a turn to its options; an argument that is None is not set."""
+    options = TurnOptions(
+        output,
+        model,
+        asks,
+        mode or "",
+        chain=chain,
+        call=call,
+        deps=deps,
+        when_busy=when_busy,
+        idempotency_key=idempotency_key,
+    )
     has_limits = not (output_retries is None and max_rounds is None and budget is None)
     if not (has_limits or traceparent) and settings is None and metadata is None and client_tools is None:
-        return TurnOptions(**others)  # as most turns
-    return TurnOptions(
+        return options  # as most turns
+    return msgspec.structs.replace(
+        options,
         output_retries=msgspec.UNSET if output_retries is None else output_retries,
         max_rounds=msgspec.UNSET if max_rounds is None else max_rounds,
         settings=msgspec.UNSET if settings is None else read_settings(settings),
@@ -215,7 +235,6 @@ def read_options(
         metadata=_read_metadata(metadata),
         client_tools=_read_client_tools(client_tools),
         traceparent=check_trace_context(traceparent, tracestate) if traceparent else msgspec.UNSET,
-        **others,
     )
 
 
@@ -471,6 +490,10 @@ class Run:
         *("reserved", "resumed", "rounds_exhausted", "scope", "sent_request", "settings", "shortened_to", "steps"),
         *("summary_tried", "system_prompt", "texts", "to_ask", "trace", "user_message", "warnings"),
     )
+    messages: list[Message]
+    added: list[Message]
+    steps: list[Step]
+    texts: list[str]
     accepted: "asyncio.Future[Accepted] | None"
     user_message: Message | None
     output_value: Any
@@ -506,6 +529,8 @@ class Run:
     """Digest of the turn-specific text in the last recorded request."""
     _recorded_metadata: bytes
     """Metadata of the session in the last recorded request."""
+    _call_ids: set[str]
+    _written_prompts: dict[str, str]
 
     def __init__(
         self,
@@ -535,8 +560,8 @@ class Run:
         self.history, self.system_prompt = services.history, services.system_prompt
         self.request_recorder = services.request_recorder
         self.inherited_messages, self.resumed = inherited_messages, resumed
-        self.messages, self.added = list[Message](), list[Message]()
-        self.steps, self.texts, self.draft = list[Step](), list[str](), MessageDraft()
+        self.messages, self.added, self.steps = [], [], []
+        self.texts, self.draft = [], MessageDraft()
         self.accepted = self.entered = self.outcome = self.user_message = None
         self.output_value = self.reserved = self.sent_request = None
         self.phase, self.plan, self.to_ask = WHOLE_TURN, (), ()
@@ -544,20 +569,16 @@ class Run:
         self.rounds_exhausted = self.summary_tried = False
         self.reply_usage, self.warnings = NO_USAGE, {}
         self._prompt_tail, self._recorded_metadata = "", b""
-        self._call_ids, self._written_prompts = set[str](), dict[str, str]()
+        self._call_ids, self._written_prompts = set(), {}
         self._unreadable_rounds = self._demands = 0
         self._accepted_at, self._started_at = _accepted_at(scope), 0.0
 
     def record_end(self, status: str) -> None:
         """Record the turn as a measurement; without a status there is no turn, and another process may continue it."""
-        if not status or self.detached:
-            self.trace.discard()
-        else:
-            self._measure(status)
-
-    def _measure(self, status: str) -> None:
-        """Record how the turn ended, how long it took and how long it waited before."""
         trace, clock = self.trace, self.scope.governance.clock
+        if not status or self.detached:
+            trace.discard()
+            return
         if trace.span.recording:
             trace.span.set({RUN_STATUS: status, RESUMED: self.resumed, **usage_attributes(self.usage)})
         if trace.telemetry.recorders:
@@ -824,28 +845,30 @@ class Run:
             self.meter.total += journal.restored_usage
         given = self.inherited_messages
         inherited = [message for message in given if message.role != "system"] if given else []
-        index = index_conversation(self.conversation)
-        if inherited or not index.is_paired:
-            whole = repair_history([*inherited, *self.conversation.messages])
-            self._call_ids = {call.id for message in whole for call in message.tool_calls}
-        else:
-            whole, self._call_ids = list(self.conversation.messages), set(index.call_ids)
-        self.inherited_count = len(inherited)
-        self.messages = whole
-        self.refresh_messages()
+        if inherited or self.conversation.messages:
+            self._show_messages(inherited)
         if self.options.team.stays and (speaker := _last_speaker(self.conversation.messages)):
             self._services.switch_agent(self, speaker)
-        if self.options.deps is None:
+        if self.options.deps is None and (self._services.make_deps is not None or self.options.has_deps is True):
             await self._prepare_deps()
-        await self.choose_tools()
+        if not self.scope.has_chosen:
+            await self.choose_tools()
         return first
+
+    def _show_messages(self, inherited: list[Message]) -> None:
+        """Show the model the messages of the agent's context and of the conversation, repaired if necessary."""
+        index = index_conversation(self.conversation)
+        if inherited or not index.is_paired:
+            self.messages = repair_history([*inherited, *self.conversation.messages])
+            self._call_ids = {call.id for message in self.messages for call in message.tool_calls}
+        else:
+            self.messages, self._call_ids = list(self.conversation.messages), set(index.call_ids)
+        self.inherited_count = len(inherited)
+        self.refresh_messages()
 
     async def choose_tools(self) -> None:
         """Leave out the tools that the choices of toolsets do not include in this turn; once for each agent."""
-        scope = self.scope
-        if not scope.has_chosen:
-            has_choices = any([tool.choices for tool in scope.tools.values()])
-            scope.set_chosen_tools(await choose_tools(scope.tools, self.context) if has_choices else scope.tools)
+        self.scope.set_chosen_tools(await choose_tools(self.scope.tools, self.context))
 
     async def _prepare_deps(self) -> None:
         """Have the developer's function make `deps` for a turn that was sent without them, or is resumed."""

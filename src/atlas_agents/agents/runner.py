@@ -260,10 +260,11 @@ class TurnRunner:
         row: RunRow | None = None,
     ) -> Run:
         """Create a turn, which has no effect until it is run or started. `row` is that of a run to resume."""
-        if not isinstance(cast(object, session), str | Conversation):
+        is_key = isinstance(session, str)
+        if not is_key and not isinstance(cast(object, session), Conversation):
             raise ConfigError(f"invalid session {session!r}: expected a key such as 'ana', or a Conversation")
         agent = self._agents.resolve(agent_id)
-        if options.deps is not None and self._dispatcher.is_remote and isinstance(session, str):
+        if options.deps is not None and self._dispatcher.is_remote and is_key:
             raise ConfigError(
                 "deps=… cannot be sent to the processes of a cluster: pass Atlas(deps=…) a function that makes them"
             )
@@ -275,7 +276,7 @@ class TurnRunner:
             user=user,
             log=stream.log if stream else None,
             id=stream.stream_id if stream else None,
-            durable=isinstance(session, str),
+            durable=is_key,
             row=row,
         )
         if run.journal is not None:

@@ -19,7 +19,8 @@ from atlas_agents.core.errors import ConfigError, ErrorKind
 from atlas_agents.core.json import LARGE, check_memory, encode, parse_object
 from atlas_agents.core.text import clean
 
-_VARIANT = "89ab"
+_VARIANTS = {digit: "89ab"[int(digit, 16) & 3] for digit in "0123456789abcdef"}
+"""The digit of a UUID that has its variant, by a random digit."""
 _T = TypeVar("_T")
 Role: TypeAlias = Literal["system", "user", "assistant", "tool"]
 _ROLES: tuple[str, ...] = get_args(Role)
@@ -45,8 +46,7 @@ _MEDIA_TYPE_KEYS = ("media_type", "mimeType", "mediaType")
 def new_id() -> str:
     """Return a random UUID (version 4) as text; three times as fast as the standard library."""
     digits = os.urandom(16).hex()
-    variant = _VARIANT[int(digits[16], 16) & 3]
-    return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-{variant}{digits[17:20]}-{digits[20:]}"
+    return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-{_VARIANTS[digits[16]]}{digits[17:20]}-{digits[20:]}"
 
 
 def new_ordered_id() -> str:
@@ -54,9 +54,8 @@ def new_ordered_id() -> str:
 
     Rows of the same time are neighbours in an index on it, so that new ones change few pages.
     """
-    time_digits, digits = f"{time.time_ns() // 1_000_000:012x}", os.urandom(10).hex()
-    variant = _VARIANT[int(digits[3], 16) & 3]
-    return f"{time_digits[:8]}-{time_digits[8:]}-7{digits[:3]}-{variant}{digits[4:7]}-{digits[8:]}"
+    digits = ((time.time_ns() // 1_000_000).to_bytes(6) + os.urandom(10)).hex()
+    return f"{digits[:8]}-{digits[8:12]}-7{digits[13:16]}-{_VARIANTS[digits[16]]}{digits[17:20]}-{digits[20:]}"
 
 
 class Text(msgspec.Struct, frozen=True, tag="text", tag_field="type"):
@@ -220,7 +219,7 @@ class Message(msgspec.Struct, frozen=True, dict=True):
     parts: tuple[Part, ...]
     id: str = msgspec.field(default_factory=new_ordered_id)
     created_at: int = msgspec.field(default_factory=_now)
-    metadata: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
+    metadata: dict[str, Any] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         # called for every stored message that is read: one expression is three times as fast as a loop
@@ -246,6 +245,8 @@ class Message(msgspec.Struct, frozen=True, dict=True):
     @_cached
     def tool_calls(self) -> tuple[ToolCall, ...]:
         """The tool calls of the message, in order."""
+        if len(self.parts) == 1 and type(self.parts[0]) is Text:
+            return ()
         return tuple([part for part in self.parts if type(part) is ToolCall])
 
     @_cached

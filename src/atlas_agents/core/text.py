@@ -36,6 +36,8 @@ _OTHER = re.compile(r"[^A-Za-z0-9_-]")
 
 def clean(text: str) -> str:
     """Return the text with split surrogate pairs joined and lone surrogates replaced by U+FFFD."""
+    if text.isascii():
+        return text
     try:
         text.encode()
     except UnicodeEncodeError:

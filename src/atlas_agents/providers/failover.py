@@ -368,6 +368,8 @@ class TurnProvider:
         """Attempts at the request, and those with the current provider after the first."""
         self._tried: tuple[int, ...] = ()
         self._failure: ProviderError | None = None
+        self._failures: tuple[str, ...] = ()
+        """What is reported about the failed attempts at the request."""
         self._sent_at = self._first_chunk = 0.0
         self._is_complete = self._is_too_long = False
         self.max_tokens: int | None = None
@@ -409,7 +411,7 @@ class TurnProvider:
 
     async def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
         """Stream an answer. What a failed attempt has streamed is withdrawn, and the next one begins anew."""
-        failures, sent = list[str](), self._begin(request)
+        sent = self._begin(request)
         while sent is not None:
             streamed, size = False, 0
             try:
@@ -434,15 +436,15 @@ class TurnProvider:
                 self._failure = ProviderError("the stream ended without completing the message", "incomplete")
             except ProviderError as error:
                 self._failure = error
-            if (reset := self._fail(self._failure, failures, streamed=streamed)) is not None:
+            if (reset := self._fail(self._failure, streamed=streamed)) is not None:
                 yield reset
             sent = await self._next_attempt(request, self._failure)
         kind = "context_length" if self._is_too_long else self._failure.kind if self._failure else "unknown"
-        raise ProviderError("no provider answered: " + "; ".join(failures), kind)
+        raise ProviderError("no provider answered: " + "; ".join(self._failures), kind)
 
-    def _fail(self, failure: ProviderError, failures: list[str], *, streamed: bool) -> ResetChunk | None:
+    def _fail(self, failure: ProviderError, *, streamed: bool) -> ResetChunk | None:
         """Record a failed attempt, and withdraw what it has streamed or used; None if that is nothing."""
-        failures.append(self._record_failure(failure))
+        self._failures = (*self._failures, self._record_failure(failure))
         used = failure.usage if isinstance(failure, ModelRefused) else None
         return ResetChunk(self._attempts, used) if streamed or used is not None else None
 
@@ -463,7 +465,7 @@ class TurnProvider:
 
     def _begin(self, request: Request) -> Request | None:
         """Return the request of the first attempt."""
-        self._attempts, self._tried, self._tokens, self._failure = 0, (), None, None
+        self._attempts, self._tried, self._tokens, self._failure, self._failures = 0, (), None, None, ()
         self._is_too_long = False
         return self._send(request) if self._pick_route(request) else None
 

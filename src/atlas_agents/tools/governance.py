@@ -1,6 +1,6 @@
 """Governance shared by all runs of an Atlas, and the scope in which the tool calls of one run execute."""
 
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -70,6 +70,12 @@ class Governance(msgspec.Struct, kw_only=True, eq=False):
         if tool.permissions:
             return Verdict("no", f"it requires {', '.join(tool.permissions)}, and no policy grants that")
         return _GRANTED
+
+    def select_permitted(self, tools: Iterable[Tool], actor: Actor) -> list[Tool]:
+        """Return the tools that an actor may call, or may ask to call."""
+        if self.policy is None:
+            return [tool for tool in tools if not tool.permissions]
+        return [tool for tool in tools if self.verdict(tool, actor).cell != "no"]
 
     def when_tainted(self, tool: Tool, actor: Actor, *, sends: bool) -> WhenTainted:
         """Decide what happens to a call once the session contains untrusted content: the policy, else the tool.
@@ -202,8 +208,8 @@ class ToolScope:
         self._slots: Slots | None = None
         self.durations: dict[str, int] = {}
         """Milliseconds that each call took, by call id."""
-        self.has_chosen = False
-        """Whether the choices of toolsets were made for the current agent."""
+        self.has_chosen = not any([tool.choices for tool in tools.values()])
+        """Whether the choices of toolsets were made for the current agent, or there are none."""
         self._visible: list[Tool] | None = None
         self._visible_under: Policy | None = None
 
@@ -253,7 +259,7 @@ class ToolScope:
         """Execute further calls as another agent, with its role, its tools, its context and its hooks."""
         self.hooks = hooks
         self.agent, self.actor, self.tools, self.context, self.search = agent, actor, tools, context, search
-        self._visible, self.has_chosen = None, False
+        self._visible, self.has_chosen = None, not any([tool.choices for tool in tools.values()])
 
     def set_chosen_tools(self, tools: Mapping[str, Tool]) -> None:
         """Keep only these tools, which the choices of their toolsets include in this turn."""
@@ -282,8 +288,7 @@ class ToolScope:
         """Return the tools that this agent may call; the model is not shown the others. Cached per policy."""
         policy = self.governance.policy
         if self._visible is None or self._visible_under is not policy:
-            tools = self.tools.values()
-            self._visible = [tool for tool in tools if self.governance.verdict(tool, self.actor).cell != "no"]
+            self._visible = self.governance.select_permitted(self.tools.values(), self.actor)
             self._visible_under = policy
         return self._visible
 

@@ -67,7 +67,7 @@ class EndRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     error: str | None
     partial: tuple[Text | Thinking, ...] = msgspec.field(default=(), name="said")
     kind: str = ""
-    used: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
+    used: dict[str, Any] = msgspec.field(default_factory=dict)
     failed: tuple[FailedAttempt, ...] = ()
 
     @property
@@ -347,9 +347,9 @@ class JournaledApprovals(msgspec.Struct, eq=False):
     _write_step: WriteStep
     _committer: RetryingCommitter
     _clock: Clock
-    _asked: set[str] = msgspec.field(default_factory=set[str])
-    _answered: set[str] = msgspec.field(default_factory=set[str])
-    _restored: dict[str, bytes] = msgspec.field(default_factory=dict[str, bytes])
+    _asked: set[str] = msgspec.field(default_factory=set)
+    _answered: set[str] = msgspec.field(default_factory=set)
+    _restored: dict[str, bytes] = msgspec.field(default_factory=dict)
 
     def restored_answer(self, question_id: str) -> Answer | None:
         """Return an answer that an earlier process recorded; None if it recorded none."""
@@ -452,6 +452,12 @@ class Journal:
     _on_reply_stored: Callable[[], None] | None = None
     _session_row: records.Session | None = None
     """The session as it was when this run was accepted and started."""
+    _replies: list[Message]
+    _replied_at: list[int]
+    _summaries: dict[str, list[Message]]
+    _steering: dict[str, list[Message]]
+    _hook_records: dict[str, HookRecord]
+    _own_messages: dict[str, Message]
 
     def __init__(
         self,
@@ -486,14 +492,13 @@ class Journal:
         self._epoch = self._state_number = 0
         self._pending: list[Message] = []
         self._first_messages: list[Message] = []
-        self._replies, self._replied_at = list[Message](), list[int]()
-        self._reply_count, self._summaries, self._steering = 0, dict[str, list[Message]](), dict[str, list[Message]]()
+        self._replies, self._replied_at, self._reply_count = [], [], 0
+        self._summaries, self._steering, self._hook_records, self._own_messages = {}, {}, {}, {}
         self._intents: set[str] = set()
-        self._hook_records, self._own_messages = dict[str, HookRecord](), dict[str, Message]()
         self._outcomes: dict[str, ToolResult] = {}
         self._intended_at: dict[str, int] = {}
         self._durations: dict[str, int] = {}
-        self._stored = set[str]()
+        self._stored: set[str] = set()
         self.restored_messages: frozenset[str] = frozenset()
         """Ids of the messages that earlier processes had stored when this one claimed the run."""
         self._ended = False
