@@ -63,7 +63,7 @@ async def run_rounds(run: Run) -> Message:
     reply, rounds = _NO_REPLY, 0
     while rounds < run.max_rounds:
         rounds += 1
-        if reply.tool_calls:
+        if reply.tool_calls and (run.journal is not None or run.lock.steering):
             await run.take_steering_messages()
         reply = run.add(await call_model(run))
         if reply.tool_calls:

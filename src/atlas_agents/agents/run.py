@@ -66,9 +66,7 @@ from atlas_agents.core.messages import (
     ToolResult,
     ToolSpec,
     assistant,
-    index_conversation,
     memo,
-    tool,
     user,
 )
 from atlas_agents.core.store import NO_CHAIN, AcceptRun, Chain, PutRecord, RunRow, RunStatus
@@ -857,7 +855,7 @@ class Run:
 
     def _show_messages(self, inherited: list[Message]) -> None:
         """Show the model the messages of the agent's context and of the conversation, repaired if necessary."""
-        index = index_conversation(self.conversation)
+        index = self.conversation.index
         if inherited or not index.is_paired:
             self.messages = repair_history([*inherited, *self.conversation.messages])
             self._call_ids = {call.id for message in self.messages for call in message.tool_calls}
@@ -974,7 +972,10 @@ class Run:
 
     def add_own(self, message: Message) -> Message:
         """Add a message that the run itself made. Its id derives from the run, so a resumed run makes the same one."""
-        return self.add(msgspec.structs.replace(message, id=f"{self.id}.{len(self.added)}"))
+        return self.add(msgspec.structs.replace(message, id=self._next_own_id()))
+
+    def _next_own_id(self) -> str:
+        return f"{self.id}.{len(self.added)}"
 
     async def run_tool_calls(self, calls: Sequence[ToolCall]) -> ClientRound:
         """Run the tools and add their results; even when cancelled, every call gets a result.
@@ -988,20 +989,20 @@ class Run:
         finally:
             done = [result for result in results if result is not None]
             took = scope.durations
-            self.add_own(tool(*done, durations={id: took[id] for each in done if (id := each.call_id) in took}))
+            durations = {id: took[id] for each in done if (id := each.call_id) in took}
+            self.add(Message("tool", tuple(done), self._next_own_id(), metadata={"durations": durations}))
             now = int(time.time() * 1000)
             self.steps += [
                 Step(scope.display_name(call), call.arguments, result.result, result.status, now)
                 for call, result in zip(calls, done, strict=True)
             ]
-        pairs = zip(calls, done, strict=True)
-        handed = [_handed_to(each.result) for call, each in pairs if call.name == HAND_OFF and each.status == "ok"]
-        if handed:
+        pairs = [pair for pair in zip(calls, done, strict=True) if pair[0].name == HAND_OFF]
+        if handed := [_handed_to(result.result) for _, result in pairs if result.status == "ok"]:
             first, *others = dict.fromkeys(handed)
             if others:
                 self.to_ask = (*[(each, False) for each in others], (self.settings.id, True), *self.to_ask)
             self.hand_off(first)
-        unreadable = all(call.malformed is not None for call in calls)
+        unreadable = all([call.malformed is not None for call in calls])
         self._unreadable_rounds = self._unreadable_rounds + 1 if unreadable else 0
         if self._unreadable_rounds > _MAX_UNREADABLE_ROUNDS:
             raise ProviderError("the model wrote malformed tool calls three times in a row", "protocol")

@@ -32,7 +32,7 @@ from atlas_agents.core.errors import (
 )
 from atlas_agents.core.events import Event, MessageReceived, MessageSteered, StreamEnd
 from atlas_agents.core.json import encode
-from atlas_agents.core.messages import Conversation, Message, Text, ToolCall, ToolResult, index_conversation, user
+from atlas_agents.core.messages import Conversation, Message, Text, ToolCall, ToolResult, user
 from atlas_agents.core.store import OPEN, AddJournal, ClaimRun, ReleaseBudgets, RunRow, SetRun, StopRun, Store
 from atlas_agents.core.text import wire_name
 from atlas_agents.dispatch import Dispatcher, OnEvent
@@ -140,7 +140,7 @@ class ConversationCache:
         session = conversation.id
         if self._max_size is None or session not in self._recent:
             return
-        tokens = index_conversation(conversation).tokens
+        tokens = conversation.index.tokens
         self._total += tokens - self._tokens.get(session, 0)
         self._tokens[session] = tokens
         while self._total > self._max_tokens:

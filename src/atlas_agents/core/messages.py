@@ -7,7 +7,6 @@ looks like one of these types stays plain data.
 import base64
 import os
 import time
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from operator import attrgetter
@@ -183,6 +182,8 @@ class Opaque(msgspec.Struct, frozen=True, tag="opaque", tag_field="type"):
 Part: TypeAlias = Text | ToolCall | ToolResult | Thinking | Image | File | Opaque
 """A part of a message."""
 _PARTS = frozenset(get_args(Part))
+_WITHOUT_SOURCE = _PARTS - {File, Image}
+"""Parts that are no source of untrusted content in messages other than those of tools."""
 
 
 def _now() -> int:
@@ -271,7 +272,7 @@ class Message(msgspec.Struct, frozen=True, dict=True):
             marked = [part.untrusted for part in self.parts if type(part) is ToolResult and part.untrusted]
             return tuple([source for each in marked for source in each.split("; ")])
         named: Any = self.metadata.get(UNTRUSTED)
-        if named is None and len(self.parts) == 1 and type(self.parts[0]) is Text:  # nearly all messages
+        if named is None and _WITHOUT_SOURCE.issuperset(map(type, self.parts)):  # nearly all messages
             return ()
         sources = [each for each in cast(list[Any], named) if isinstance(each, str)] if isinstance(named, list) else []
         sources += [f"attachment: {part.name}" for part in self.parts if type(part) is File]
@@ -485,6 +486,8 @@ class ConversationIndex:
         if messages[: len(seen)] != seen:
             self._reset()
         new, paired, expected_ids = messages[len(seen) :], self._paired, self._expected_ids
+        if not new:
+            return
         for message in new:
             call_ids, answered_ids = message.pairing
             if answered_ids != expected_ids:
@@ -511,7 +514,8 @@ class ConversationIndex:
     def untrusted(self) -> Iterable[str]:
         """Sources of untrusted content, oldest first."""
         for message in self._seen[self._marked :]:
-            self._untrusted.update(dict.fromkeys(message.untrusted))
+            if sources := message.untrusted:
+                self._untrusted.update(dict.fromkeys(sources))
         self._marked = len(self._seen)
         return self._untrusted
 
@@ -534,7 +538,7 @@ class Conversation:
         metadata: Values for tools, rules and prompts, which belong to this conversation.
     """
 
-    __slots__ = ("__weakref__", "id", "messages", "metadata")
+    __slots__ = ("__weakref__", "_index", "id", "messages", "metadata")
 
     def __init__(
         self, messages: Iterable[Message] = (), *, id: str | None = None, metadata: dict[str, Any] | None = None
@@ -546,6 +550,20 @@ class Conversation:
                 if not isinstance(cast(object, each), Message):
                     raise ConfigError(f"invalid message {each!r} in a Conversation: use user({each!r}) or a Message")
         self.metadata: dict[str, Any] = dict(metadata or {})
+        self._index: ConversationIndex | None = None
+
+    @property
+    def index(self) -> ConversationIndex:
+        """Internal: what the messages contain."""
+        found = self._index
+        if found is None:
+            found = self._index = ConversationIndex()
+        found.update(self.messages)
+        return found
+
+    def __getstate__(self) -> tuple[None, dict[str, Any]]:
+        """Return what a worker process gets, without the index."""
+        return None, {"id": self.id, "messages": self.messages, "metadata": self.metadata, "_index": None}
 
     def __len__(self) -> int:
         return len(self.messages)
@@ -586,18 +604,6 @@ class Conversation:
                 raise KeyError(f"conversation {self.id!r} has no message {wanted_id!r}")
             messages = self.messages[: matches[0] + 1]
         return Conversation(messages, metadata={**self.metadata, "forked_from": self.id})
-
-
-_indexes: "weakref.WeakKeyDictionary[Conversation, ConversationIndex]" = weakref.WeakKeyDictionary()
-
-
-def index_conversation(conversation: Conversation) -> ConversationIndex:
-    """Return what the messages of a conversation contain."""
-    found = _indexes.get(conversation)
-    if found is None:
-        found = _indexes[conversation] = ConversationIndex()
-    found.update(conversation.messages)
-    return found
 
 
 class ToolSpec(msgspec.Struct, frozen=True, dict=True):

@@ -77,7 +77,8 @@ async def check_call(call: ToolCall, scope: ToolScope) -> Approved | Rejected | 
             if hooks.answer is not None:
                 return Rejected(call, None, tool, verdict, hooks.answer, hooks)
         values = _validate(tool, call)
-        tainted = await _check_taint(tool, call, scope)
+        sources = scope.untrusted_sources()
+        tainted = await _check_taint(tool, call, scope, sources) if sources else ""
         approved = Approved(call, tool, values, verdict, tainted=tainted, hooks=hooks)
         if tainted or verdict.cell == "ask" or tool.confirm:
             return await _confirm(approved, scope)
@@ -147,14 +148,12 @@ def _require_permission(tool: Tool, verdict: Verdict, scope: ToolScope) -> None:
         raise NotPermitted(f"{tool.name} is not permitted for {scope.actor.agent_id}: {verdict.rule}.")
 
 
-async def _check_taint(tool: Tool, call: ToolCall, scope: ToolScope) -> str:
-    """Return why a person must approve a call of a session with untrusted content; empty if none must.
+async def _check_taint(tool: Tool, call: ToolCall, scope: ToolScope, sources: tuple[str, ...]) -> str:
+    """Return why a person must approve a call of a session with content of these sources; empty if none must.
 
     Raises NotPermitted if such a call is denied. The results of other calls in the same reply do not count: the model
     had not read them when it wrote the arguments.
     """
-    if not (sources := scope.untrusted_sources()):
-        return ""
     sends = tool.sends
     if callable(sends):
         sends = bool(await call_user(sends, copy.deepcopy(call.arguments), scope.conversation))

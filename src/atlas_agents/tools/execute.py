@@ -5,13 +5,14 @@ import inspect
 import logging
 import math
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import aclosing
 from contextvars import ContextVar
 from enum import Enum
 from functools import partial
 from io import BytesIO
 from pathlib import PurePath
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import msgspec
@@ -37,7 +38,7 @@ from atlas_agents.tools.context import ToolContext
 from atlas_agents.tools.governance import Approved, ToolScope
 from atlas_agents.tools.journal import Journal
 from atlas_agents.tools.limits import Slots, process_slots
-from atlas_agents.tools.tool import Function, Tool
+from atlas_agents.tools.tool import Around, Function, Tool
 from atlas_agents.tools.worker_codec import NotSendable
 from atlas_agents.tools.worker_pool import WorkerDied, progress_text, run_generator
 
@@ -243,7 +244,8 @@ class Attempt:
         A call made by a tool needs no second process slot: it could deadlock if tools hold all of them.
         """
         for slots in (self._scope.slots,) if _inside_call.get() else (self._scope.slots, process_slots()):
-            await slots.acquire()
+            if not slots.take():
+                await slots.acquire()
             self._held_slots.append(slots)
         _inside_call.set(True)
 
@@ -295,12 +297,15 @@ class Attempt:
         end = "; it runs in a thread, which cannot be stopped" if tool.runs_in_thread else " and was stopped"
         return ToolTimeout(f"{tool.name} took longer than {tool.timeout:g} s{end}")
 
-    async def _call(self, values: dict[str, Any], context: ToolContext) -> Any:
-        if self._approved.tool.runs_at_client and self._scope.client is not None:
-            return await self._wait_for_client(self._scope.client)
-        around = self._approved.tool.around
-        if around is None:
-            return await self._call_function(values, context)
+    def _call(self, values: dict[str, Any], context: ToolContext) -> Awaitable[Any]:
+        tool = self._approved.tool
+        if tool.runs_at_client and self._scope.client is not None:
+            return self._wait_for_client(self._scope.client)
+        if tool.around is None:
+            return self._call_function(values, context)
+        return self._call_around(tool.around, values, context)
+
+    async def _call_around(self, around: Around, values: dict[str, Any], context: ToolContext) -> Any:
         async with around(context):
             return await self._call_function(values, context)
 
@@ -348,10 +353,10 @@ class Attempt:
 
 async def _complete(result: Any, context: ToolContext) -> Any:
     """Wait for the value of an awaitable or of an async generator, whose yields are progress; the last is the value."""
-    if inspect.isawaitable(result):
+    if isinstance(result, CoroutineType) or inspect.isawaitable(result):
         result = await result
-    if not inspect.isasyncgen(result):
-        return run_generator(cast(Any, result), context.progress) if inspect.isgenerator(result) else result
+    if not isinstance(result, AsyncGeneratorType):
+        return run_generator(cast(Any, result), context.progress) if isinstance(result, GeneratorType) else result
     last: Any = None
     async with aclosing(cast(Any, result)) as values:
         async for last in values:

@@ -9,7 +9,7 @@ import msgspec
 from atlas_agents.core.aio import BackgroundTasks, Clock
 from atlas_agents.core.budgets import Budget, BudgetBook, SharedLimits, TurnBudget
 from atlas_agents.core.events import Event, Usage
-from atlas_agents.core.messages import Conversation, Message, ToolCall, ToolResult, index_conversation
+from atlas_agents.core.messages import Conversation, Message, ToolCall, ToolResult
 from atlas_agents.core.metadata import Metadata
 from atlas_agents.core.store import NO_CHAIN, Chain
 from atlas_agents.core.telemetry import Telemetry, TurnTrace
@@ -297,8 +297,11 @@ class ToolScope:
 
         Content that no longer fits into the context window counts, too: later replies may repeat it.
         """
+        sources = self.conversation.index.untrusted
+        if not self._inherited:
+            return tuple(sources)
         inherited = [source for message in self._inherited for source in message.untrusted]
-        return tuple(dict.fromkeys([*inherited, *index_conversation(self.conversation).untrusted]))
+        return tuple(dict.fromkeys([*inherited, *sources]))
 
     def find_tool(self, call: ToolCall) -> Tool | None:
         """Return the tool that a call executes, here or in the client of the turn; None if there is none."""

@@ -59,10 +59,16 @@ class Slots:
         self._waiters: deque[asyncio.Future[None]] | None = None
         """Calls that wait; None while none ever did, because each turn has its slots."""
 
+    def take(self) -> bool:
+        """Take a slot if one is free and no call waits for one; return whether it did."""
+        if self.free <= 0 or self._waiters:
+            return False
+        self.free -= 1
+        return True
+
     async def acquire(self) -> None:
         """Take a slot, waiting for one if none is free."""
-        if self.free > 0 and not self._waiters:
-            self.free -= 1
+        if self.take():
             return
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiters = self._waiters = deque[asyncio.Future[None]]() if self._waiters is None else self._waiters

@@ -8,7 +8,7 @@ import inspect
 import logging
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
 import msgspec
 
@@ -25,7 +25,15 @@ from atlas_agents.core.errors import (
     ToolFault,
     ToolTimeout,
 )
-from atlas_agents.core.events import ApprovalAnswered, ApprovalAsked, ToolAnswered, ToolCalled, ToolProgress, Usage
+from atlas_agents.core.events import (
+    NO_USAGE,
+    ApprovalAnswered,
+    ApprovalAsked,
+    ToolAnswered,
+    ToolCalled,
+    ToolProgress,
+    Usage,
+)
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import ToolCall, ToolResult
 from atlas_agents.core.store import Write
@@ -49,9 +57,12 @@ from atlas_agents.tools.context import ToolContext
 from atlas_agents.tools.execute import CANCEL_GRACE, MAX_MESSAGE, Attempt, fault_message, to_json_value
 from atlas_agents.tools.governance import Approved, ToolHooks, ToolScope
 from atlas_agents.tools.journal import HookAction, ShuttingDown
-from atlas_agents.tools.redact import find_secrets
+from atlas_agents.tools.redact import StreamRedactor, find_secrets
 from atlas_agents.tools.schema import compile_check
 from atlas_agents.tools.tool import Tool
+
+if TYPE_CHECKING:
+    from atlas_agents.tools.client_tools import ClientCalls
 
 logger = logging.getLogger(__name__)
 MAX_FORMS_PER_CALL = 20
@@ -67,34 +78,36 @@ async def run_tools(
 ) -> None:
     """Execute calls and fill `results` in the model's order; even when cancelled, every call gets a result."""
     executions: list[ToolCallExecution] = []
+    sources = scope.untrusted_sources()
     for call in calls:
         scope.emit(ToolCalled(scope.run_id, scope.display_name(call), call.arguments, call.id))
     try:
         decisions = await _decide_all(calls, scope)
-        executions = [ToolCallExecution(decision, scope) for decision in decisions]
+        executions = [ToolCallExecution(decision, scope, sources) for decision in decisions]
         for execution in executions:
             if not execution.runs_at_client:
                 await execution.start()
                 if not parallel:
                     await execution.wait()
-        await _start_client_calls(executions, scope)
+        if scope.client is not None:
+            await _start_client_calls(executions, scope, scope.client)
         for execution in executions:  # each is recorded when it completes, not when it is awaited here
             await execution.wait()
     finally:
         # empty if the turn was cancelled while a person was asked
-        executions = executions or [ToolCallExecution(Rejected(call), scope) for call in calls]
+        executions = executions or [ToolCallExecution(Rejected(call), scope, sources) for call in calls]
         try:
-            if any(execution.result is None for execution in executions):
+            if any([execution.result is None for execution in executions]):
                 await _stop(executions)
         finally:  # also when cancelled a second time
             results[:] = [execution.final_result() for execution in executions]
 
 
-async def _start_client_calls(executions: "Sequence[ToolCallExecution]", scope: ToolScope) -> None:
+async def _start_client_calls(
+    executions: "Sequence[ToolCallExecution]", scope: ToolScope, client: "ClientCalls"
+) -> None:
     """Start the calls that the client runs after all others have ended, and announce them once all are stored."""
-    client, waiting = scope.client, [execution for execution in executions if execution.runs_at_client]
-    if client is None:
-        return
+    waiting = [execution for execution in executions if execution.runs_at_client]
     client.begin([execution.call for execution in waiting])
     if not waiting:
         return
@@ -126,6 +139,8 @@ async def _decide_all(calls: Sequence[ToolCall], scope: ToolScope) -> list[Appro
     """
     checked = [await _decide(call, scope) for call in calls]
     unanswered = [each for each in checked if isinstance(each, Unanswered)]
+    if not unanswered:
+        return cast(list[Approved | Rejected], checked)
     if len(unanswered) < 2:
         answered = [await wait_for_approval(each, scope) for each in unanswered]
     else:
@@ -222,7 +237,7 @@ class ToolCallExecution:
         *("_progress", "_reservations", "_span", "_total_usage", "_writes", "result"),
     )
 
-    def __init__(self, decision: Approved | Rejected, scope: ToolScope) -> None:
+    def __init__(self, decision: Approved | Rejected, scope: ToolScope, sources: tuple[str, ...]) -> None:
         self._decision = decision
         self._scope = scope
         self._started = scope.governance.clock.monotonic()
@@ -230,7 +245,7 @@ class ToolCallExecution:
         self._span: Span = NO_SPAN
         self._elicitation: ToolElicitation | None = None
         self._usage: list[dict[str, Any]] = []
-        self._total_usage = Usage()
+        self._total_usage = NO_USAGE
         self._reservations: list[Reservation] = []
         self._error: Exception | None = (
             decision.error if isinstance(decision, Rejected) else self._check_repeats(decision)
@@ -243,9 +258,10 @@ class ToolCallExecution:
         self._duration: float | None = None
         self._notes: dict[str, Any] = {}
         self._actions: tuple[HookAction, ...] = decision.hooks.actions if decision.hooks is not None else ()
-        self._tainted_by = scope.untrusted_sources()
+        self._tainted_by = sources
+        """Sources of untrusted content in the session when the call was made."""
         self._source = ""
-        self._progress = scope.governance.redactor.stream()
+        self._progress: StreamRedactor | None = None
         self.result: ToolResult | None = None
 
     @property
@@ -373,12 +389,12 @@ class ToolCallExecution:
     async def _finish(self, value: Any, error: Exception | None) -> None:
         """Record the result, then emit it. After `stop`, `final_result` emits results in the model's order instead."""
         try:
-            if self._elicitation is not None:
-                await self._elicitation.close()
-            while self._reservations and self._scope.budget is not None:
-                await self._scope.budget.settle(self._reservations.pop(), None)
-            self._emit_progress(self._progress.flush())
-            result = self.result or await self._query_unknown(self._to_result(value, error))
+            if self._elicitation is not None or self._reservations:
+                await self._close_open()
+            self._flush_progress()
+            result = self.result or self._to_result(value, error)
+            if result.status == "unknown" and result is not self.result:
+                result = await self._query_unknown(result)
             ran_ok = result.status == "ok"
             result = self._with_source(result, error)
             if self._scope.hooks is not None:
@@ -398,6 +414,13 @@ class ToolCallExecution:
                 self._scope.client.mark_reached(self._decision.call.id)
             if self._waiter is not None and not self._waiter.done():
                 self._waiter.set_result(None)
+
+    async def _close_open(self) -> None:
+        """Withdraw open forms, and settle what was reserved and not used."""
+        if self._elicitation is not None:
+            await self._elicitation.close()
+        while self._reservations and self._scope.budget is not None:
+            await self._scope.budget.settle(self._reservations.pop(), None)
 
     def _to_result(self, value: Any, error: Exception | None) -> ToolResult:
         call = self._decision.call
@@ -419,8 +442,9 @@ class ToolCallExecution:
         known = decision.known_result if isinstance(decision, Rejected) else None
         if (self._attempt is None and known is None) or decision.tool is None:
             return result
-        source = self._source or one_line(decision.tool.untrusted_source(decision.call.arguments), MAX_NOTE)
-        source = self._scope.governance.redactor.text(source)
+        source = self._source or decision.tool.untrusted_source(decision.call.arguments)
+        if source:
+            source = self._scope.governance.redactor.text(self._source or one_line(source, MAX_NOTE))
         return msgspec.structs.replace(result, untrusted=source) if source else result
 
     def _mark_untrusted(self, source: str) -> None:
@@ -431,9 +455,7 @@ class ToolCallExecution:
     async def _query_unknown(self, result: ToolResult) -> ToolResult:
         """Replace an unknown outcome by what the tool's `reconcile` finds out."""
         decision = self._decision
-        if result.status != "unknown" or self._cancelled:
-            return result
-        if not isinstance(decision, Approved) or not decision.tool.reconcile:
+        if self._cancelled or not isinstance(decision, Approved) or not decision.tool.reconcile:
             return result
         finding = await query_outcome(decision.tool, decision.call, self._scope)
         return _as_result(finding, decision.call, self._scope) or result
@@ -646,7 +668,13 @@ class ToolCallExecution:
 
     def _report_progress(self, message: str) -> None:
         """Emit progress. What may be the start of a secret is held back until the next message."""
+        if self._progress is None:
+            self._progress = self._scope.governance.redactor.stream()
         self._emit_progress(self._progress.add(message[: MAX_MESSAGE * 4])[:MAX_MESSAGE])
+
+    def _flush_progress(self) -> None:
+        if self._progress is not None:
+            self._emit_progress(self._progress.flush())
 
     def _emit_progress(self, text: str) -> None:
         """Emit a redacted text; a tool that was abandoned is ignored."""

@@ -142,7 +142,7 @@ def _apply(found: Iterable[rules.SecretRule], text: str, searched: str, removed:
 def _redact_formats(text: str, levels: int = 1, removed: list[str] | None = None) -> str:
     """Remove what looks like a secret: tokens of vendors, also in base64, passwords in commands, and values after
     secret names. What is removed is added to `removed`, except base64."""
-    if len(text) < _SHORT_TEXT and not _MAY_HOLD_SECRET.search(text):
+    if not _may_hold_secret(text):
         return text
     text = _apply(rules.TEXT_RULES, text, text, removed)
     words = [word for word in text.split() if len(word) >= rules.MIN_TOKEN]
@@ -159,6 +159,13 @@ def _redact_formats(text: str, levels: int = 1, removed: list[str] | None = None
     if ("=" in text or ":" in text or " --" in text) and any(hint in lowercase for hint in _NAME_HINTS):
         text = _redact_assignments(text, removed)
     return text
+
+
+def _may_hold_secret(text: str) -> bool:
+    """Return whether a text has what every rule of a format needs; it is only searched for in a short text."""
+    if len(text) < rules.MIN_TOKEN and " " not in text:  # as most names of fields
+        return "=" in text or ":" in text or "-" in text
+    return len(text) >= _SHORT_TEXT or _MAY_HOLD_SECRET.search(text) is not None
 
 
 _SHORT_TEXT = 200
@@ -257,8 +264,12 @@ class Redactor:
 
         What is recognized as a secret in one place is removed everywhere in the text.
         """
+        text = self._remove_known(text) if self._pattern is not None else text
+        text = _remove_each(text, also) if also else text
+        if not _may_hold_secret(text):
+            return text
         removed: list[str] = []
-        text = _redact_formats(_remove_each(self._remove_known(text), also), removed=removed)
+        text = _redact_formats(text, removed=removed)
         for secret in islice(dict.fromkeys(_split_logins(removed)), _MAX_SEARCHED) if removed else ():
             if is_distinctive(secret):
                 text = text.replace(secret, REDACTED)
@@ -307,7 +318,8 @@ class Redactor:
         """Return the first `size` characters of a text, or of other data as JSON, without secrets and without
         `also`, in any encoding."""
         copied = _RedactedCopy(self, size).copy(value)
-        return _remove_each(copied if isinstance(copied, str) else encode(copied).decode(), also)[:size]
+        text = copied if isinstance(copied, str) else encode(copied).decode()
+        return (_remove_each(text, also) if also else text)[:size]
 
     def trace(self, error: BaseException, also: Iterable[str] = ()) -> str:
         """Return the redacted traceback of an error, including its causes."""

@@ -60,6 +60,8 @@ Sends: TypeAlias = bool | Callable[[dict[str, Any], Conversation], Any]
 """Whether a call sends data out; a sync or async function decides by the arguments and the conversation."""
 Locate: TypeAlias = Callable[[dict[str, Any]], str]
 """Returns the real path of the file that a call concerns; raises ToolFault if only this side can run the call."""
+Around: TypeAlias = Callable[[ToolContext], AbstractAsyncContextManager[None]]
+"""A context manager in which each execution of a tool runs."""
 _EFFECTS = ("pure", "keyed", "unsafe")
 _SINGLE_INPUT: dict[str, Any] = {
     "type": "object",
@@ -123,7 +125,7 @@ class Tool:
     client_side: ClientSide | None = None
     """Internal: how the caller of a turn can run this tool in its place; None if it cannot."""
     _client_folder = ""
-    around: Callable[[ToolContext], AbstractAsyncContextManager[None]] | None = None
+    around: Around | None = None
     """Internal: returns a context manager that each execution of the function runs in."""
 
     def __init__(
@@ -312,7 +314,7 @@ class Tool:
             raise NotPermitted(f"{path} is outside {self._client_folder}, the folder that the client has open.")
         return path
 
-    def within(self, around: Callable[[ToolContext], AbstractAsyncContextManager[None]]) -> "Tool":
+    def within(self, around: Around) -> "Tool":
         """Internal: return the same tool; each execution of its function runs in the context manager that `around`
         returns.
         """
