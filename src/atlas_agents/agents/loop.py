@@ -321,8 +321,10 @@ async def _select_messages(
     run: Run, system: str, tools: Sequence[ToolSpec], sent: float, recorded_limit: float | None
 ) -> Sequence[Message]:
     """Return the messages of the next request: all of them, as far as one of the models can be sent as much."""
-    limits = run.limits
-    available = recorded_limit or await _find_available(run, system, tools, sent)
+    limits, is_unknown = run.limits, run.history.compaction is None
+    if is_unknown and not recorded_limit:
+        is_unknown = all([limit.is_unknown for limit in limits])
+    available = recorded_limit or (math.inf if is_unknown else await _find_available(run, system, tools, sent))
     selected = run.history.select(run.messages, available)
     run.shortened_to = 0 if selected is run.messages or available == math.inf else int(available)
     if any([limit.profile.bound_reasoning for limit in limits]):

@@ -991,13 +991,12 @@ class Run:
             took = scope.durations
             durations = {id: took[id] for each in done if (id := each.call_id) in took}
             self.add(Message("tool", tuple(done), self._next_own_id(), metadata={"durations": durations}))
-            now = int(time.time() * 1000)
-            self.steps += [
-                Step(scope.display_name(call), call.arguments, result.result, result.status, now)
-                for call, result in zip(calls, done, strict=True)
-            ]
-        pairs = [pair for pair in zip(calls, done, strict=True) if pair[0].name == HAND_OFF]
-        if handed := [_handed_to(result.result) for _, result in pairs if result.status == "ok"]:
+            now, handed = int(time.time() * 1000), []
+            for call, result in zip(calls, done, strict=True):
+                self.steps.append(Step(scope.display_name(call), call.arguments, result.result, result.status, now))
+                if call.name == HAND_OFF and result.status == "ok":
+                    handed.append(_handed_to(result.result))
+        if handed:
             first, *others = dict.fromkeys(handed)
             if others:
                 self.to_ask = (*[(each, False) for each in others], (self.settings.id, True), *self.to_ask)

@@ -92,6 +92,11 @@ class ContextLimit:
         """Most estimated tokens of a request; infinite if nothing is known. An eighth of the window is left free."""
         return self.within()
 
+    @property
+    def is_unknown(self) -> bool:
+        """Whether neither the catalogue nor an answer of the model says how much it can be sent."""
+        return self._learned == math.inf and self.profile.context_window is None
+
     def within(self, window: int | None = None) -> float:
         """The same, with this context window in tokens instead of the one in the catalogue."""
         window = window or self.profile.context_window
@@ -450,7 +455,7 @@ class TurnProvider:
 
     def _record_success(self) -> None:
         self._pool.record_success(self._index)
-        self._pool.health.record_success(self.id, self._clock.monotonic(), self._first_chunk)
+        self._pool.health.record_success(self._last.label, self._clock.monotonic(), self._first_chunk)
 
     def _record_failure(self, error: ProviderError) -> str:
         """Record a failed attempt, and return what is reported about it; a refusal says nothing about the health."""
@@ -479,12 +484,12 @@ class TurnProvider:
 
     def _pick_route(self, request: Request) -> bool:
         """Choose the next provider; False if all were tried."""
-        self._retries = 0
-        tokens = self._estimate(request) if len(self._pool.routes) > 1 else 0
-        index = self._pool.pick(self._tried, self._clock.monotonic(), tokens)
+        pool, self._retries = self._pool, 0
+        tokens = self._estimate(request) if len(pool.routes) > 1 else 0
+        index = pool.pick(self._tried, self._clock.monotonic(), tokens)
         if index is None:
             return False
-        self._index, self._last = index, self._pool.routes[index]
+        self._index, self._last = index, pool.routes[index]
         return True
 
     def _send(self, request: Request) -> Request:

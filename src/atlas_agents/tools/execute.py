@@ -76,6 +76,26 @@ class ToolExited(Exception):
     """The function raised SystemExit or another exception that would end the process."""
 
 
+class _CallContext:
+    """Makes the context of a call when the tool first needs it, which most never do."""
+
+    __slots__ = ("_made", "_make")
+
+    def __init__(self, make: Callable[[], ToolContext]) -> None:
+        self._make = make
+        self._made: ToolContext | None = None
+
+    def get(self) -> ToolContext:
+        if self._made is None:
+            self._made = self._make()
+        return self._made
+
+    def discard_writes(self) -> None:
+        """Discard the writes of an earlier try."""
+        if self._made is not None:
+            self._made.discard_writes()
+
+
 class Attempt:
     """Runs one call in its own task, with timeout and retries, and then calls `finish` in the same task.
 
@@ -83,7 +103,9 @@ class Attempt:
     `finish`.
     """
 
-    def __init__(self, approved: Approved, context: ToolContext, scope: ToolScope, finish: Finish) -> None:
+    def __init__(
+        self, approved: Approved, make_context: Callable[[], ToolContext], scope: ToolScope, finish: Finish
+    ) -> None:
         self._approved = approved
         self._scope = scope
         self._finish = finish
@@ -97,7 +119,7 @@ class Attempt:
         self.idle = True
         """The call is waiting to start or to be retried, and has had no effect so far."""
         self.tries = 0
-        self._task = asyncio.create_task(self._run(context))
+        self._task = asyncio.create_task(self._run(_CallContext(make_context)))
 
     def pause(self) -> None:
         """Stop the timeout while a person is asked something."""
@@ -160,7 +182,7 @@ class Attempt:
         finish, self._finish = self._finish, _finished
         return finish
 
-    async def _run(self, context: ToolContext) -> None:
+    async def _run(self, context: _CallContext) -> None:
         """Run the call and finish it, whatever happens. A done-callback would run one iteration of the loop later."""
         value: Any = None
         error: Exception | None = None
@@ -182,7 +204,7 @@ class Attempt:
         else:
             await self._take_finish()(value, error)
 
-    async def _admit_and_run(self, context: ToolContext) -> Any:
+    async def _admit_and_run(self, context: _CallContext) -> Any:
         """Wait for the limits, check the call again, record the intent, and run it."""
         limiter, actor = self._scope.governance.limiter, self._scope.actor
         if self._stopped:
@@ -249,7 +271,7 @@ class Attempt:
             self._held_slots.append(slots)
         _inside_call.set(True)
 
-    async def _run_with_retries(self, context: ToolContext) -> Any:
+    async def _run_with_retries(self, context: _CallContext) -> Any:
         governance, tool, values = self._scope.governance, self._approved.tool, self._approved.values
         unexecuted = True  # no earlier try can have had an effect
         for delay in (*governance.retries, None):
@@ -271,7 +293,7 @@ class Attempt:
             values = tool.convert(self._approved.call.arguments)  # the function may have modified them
         raise AssertionError("unreachable")
 
-    async def _run_once(self, values: dict[str, Any], context: ToolContext) -> Any:
+    async def _run_once(self, values: dict[str, Any], context: _CallContext) -> Any:
         self._start_timer(self._approved.tool.timeout)
         try:
             return await self._call(values, context)
@@ -297,7 +319,7 @@ class Attempt:
         end = "; it runs in a thread, which cannot be stopped" if tool.runs_in_thread else " and was stopped"
         return ToolTimeout(f"{tool.name} took longer than {tool.timeout:g} s{end}")
 
-    def _call(self, values: dict[str, Any], context: ToolContext) -> Awaitable[Any]:
+    def _call(self, values: dict[str, Any], context: _CallContext) -> Awaitable[Any]:
         tool = self._approved.tool
         if tool.runs_at_client and self._scope.client is not None:
             return self._wait_for_client(self._scope.client)
@@ -305,8 +327,8 @@ class Attempt:
             return self._call_function(values, context)
         return self._call_around(tool.around, values, context)
 
-    async def _call_around(self, around: Around, values: dict[str, Any], context: ToolContext) -> Any:
-        async with around(context):
+    async def _call_around(self, around: Around, values: dict[str, Any], context: _CallContext) -> Any:
+        async with around(context.get()):
             return await self._call_function(values, context)
 
     async def _wait_for_client(self, client: "ClientCalls") -> Any:
@@ -318,19 +340,19 @@ class Attempt:
         finally:
             self.resume()
 
-    async def _call_function(self, values: dict[str, Any], context: ToolContext) -> Any:
+    async def _call_function(self, values: dict[str, Any], context: _CallContext) -> Any:
         tool = self._approved.tool
-        positional, named = tool.bind(values, context)
+        positional, named = tool.bind(values, context.get() if tool.takes_context else None)
         if tool.is_async:
             return await _complete(tool.function(*positional, **named), context)
         function = partial(tool.function, *positional) if positional else tool.function
         if not tool.runs_in_thread:
             try:
-                return await self._scope.governance.workers.run(function, named, report=context.progress)
+                return await self._scope.governance.workers.run(function, named, report=context.get().progress)
             except NotSendable as error:
                 tool.move_to_thread(str(error))
                 logger.info("tool runs in a thread: tool=%s reason=%s", tool.name, error)
-        context.enter_thread()
+        context.get().enter_thread()
         try:
             result = await run_in_thread(self._run_function, function, named, context)
         except Exception as error:
@@ -339,28 +361,28 @@ class Attempt:
             raise
         return await _complete(result, context)
 
-    def _run_function(self, function: Function, named: dict[str, Any], context: ToolContext) -> Any:
+    def _run_function(self, function: Function, named: dict[str, Any], context: _CallContext) -> Any:
         """Call a function in a thread. A generator is stopped at its next yield once the call has ended."""
 
         def report(text: str) -> None:
             if self.ended or self._stopped or self._timed_out:
                 raise ToolExited(f"{self._approved.tool.name} was stopped")
-            context.progress(text)
+            context.get().progress(text)
 
         result = function(**named)
         return run_generator(cast(Any, result), report) if inspect.isgenerator(result) else result
 
 
-async def _complete(result: Any, context: ToolContext) -> Any:
+async def _complete(result: Any, context: _CallContext) -> Any:
     """Wait for the value of an awaitable or of an async generator, whose yields are progress; the last is the value."""
     if isinstance(result, CoroutineType) or inspect.isawaitable(result):
         result = await result
     if not isinstance(result, AsyncGeneratorType):
-        return run_generator(cast(Any, result), context.progress) if isinstance(result, GeneratorType) else result
+        return run_generator(cast(Any, result), context.get().progress) if isinstance(result, GeneratorType) else result
     last: Any = None
     async with aclosing(cast(Any, result)) as values:
         async for last in values:
-            context.progress(progress_text(last))
+            context.get().progress(progress_text(last))
     return last
 
 

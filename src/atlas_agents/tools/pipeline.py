@@ -140,7 +140,7 @@ async def _decide_all(calls: Sequence[ToolCall], scope: ToolScope) -> list[Appro
     checked = [await _decide(call, scope) for call in calls]
     unanswered = [each for each in checked if isinstance(each, Unanswered)]
     if not unanswered:
-        return cast(list[Approved | Rejected], checked)
+        return [each for each in checked if not isinstance(each, Unanswered)]
     if len(unanswered) < 2:
         answered = [await wait_for_approval(each, scope) for each in unanswered]
     else:
@@ -292,7 +292,7 @@ class ToolCallExecution:
                 await self._scope.governance.audit.ready()
             self._span = span = self._start_span(self._decision)
             token = span.activate()  # the task of the attempt inherits it
-            self._attempt = Attempt(self._decision, self._tool_context(self._decision), self._scope, self._finish)
+            self._attempt = Attempt(self._decision, self._tool_context, self._scope, self._finish)
             span.deactivate(token)
 
     def _start_span(self, approved: Approved) -> Span:
@@ -574,8 +574,25 @@ class ToolCallExecution:
             "user": scope.actor.user,
             "needs": list(tool.permissions) if tool else [],
             "acts": tool is None or tool.effect != "pure",
-            **_ran_at(tool),
         }
+        if tool is not None and tool.runs_at_client:
+            meta["source"] = "client"
+        self._add_details(meta, result, secrets)
+        agent, name = scope.actor.agent_id, tool.name if tool else redactor.head(self._name, 200)
+        return AuditEntry(
+            tenant_id=scope.actor.tenant,
+            actor_external_id=agent,
+            entity_id=name,
+            level="info" if ok else "error",
+            message=f"Agent {agent} called {name}: {'success' if ok else 'failed'}",
+            success=ok,
+            meta=meta,
+            timestamp=int(governance.clock.time() * 1000),
+        )
+
+    def _add_details(self, meta: dict[str, Any], result: ToolResult, secrets: Sequence[str]) -> None:
+        """Add to an audit entry what only some calls have."""
+        decision, redactor = self._decision, self._scope.governance.redactor
         if self._tainted_by:
             meta["tainted_by"] = redactor.value(list(self._tainted_by))
         if result.untrusted:
@@ -595,20 +612,9 @@ class ToolCallExecution:
             meta["denied"] = {"by": self._error.by, **self._decline_reason(self._error)}
         if isinstance(decision, Approved) and decision.binding:
             meta |= {"approved_by": decision.approved_by, "approval": decision.binding, "edited": decision.edited}
-        agent, name = scope.actor.agent_id, tool.name if tool else redactor.head(self._name, 200)
-        return AuditEntry(
-            tenant_id=scope.actor.tenant,
-            actor_external_id=agent,
-            entity_id=name,
-            level="info" if ok else "error",
-            message=f"Agent {agent} called {name}: {'success' if ok else 'failed'}",
-            success=ok,
-            meta=meta,
-            timestamp=int(governance.clock.time() * 1000),
-        )
 
-    def _tool_context(self, approved: Approved) -> ToolContext:
-        scope = self._scope
+    def _tool_context(self) -> ToolContext:
+        scope, approved = self._scope, cast(Approved, self._decision)
         traceparent, _, tracestate = (self._span.traceparent or scope.trace.traceparent).partition(" ")
         return ToolContext(
             conversation=scope.conversation,
@@ -681,10 +687,6 @@ class ToolCallExecution:
         if text and self.result is None:
             scope, call = self._scope, self._decision.call
             scope.emit(ToolProgress(scope.run_id, self._name, call.id, text))
-
-
-def _ran_at(tool: Tool | None) -> dict[str, str]:
-    return {"source": "client"} if tool is not None and tool.runs_at_client else {}
 
 
 def _interrupted_result(decision: Approved | Rejected) -> ToolResult:

@@ -220,7 +220,12 @@ class Tool:
         }
         return self._convert(own) if self._convert else own
 
-    def bind(self, values: dict[str, Any], context: ToolContext) -> tuple[list[Any], dict[str, Any]]:
+    @property
+    def takes_context(self) -> bool:
+        """Internal: whether the function takes the context of a call."""
+        return self._context is not None or (not self._single_input and self._takes_dict > 1)
+
+    def bind(self, values: dict[str, Any], context: ToolContext | None) -> tuple[list[Any], dict[str, Any]]:
         """Internal: return the positional and named arguments for the function."""
         named = dict(values)
         if self._single_input:
