@@ -991,7 +991,8 @@ class Run:
             took = scope.durations
             durations = {id: took[id] for each in done if (id := each.call_id) in took}
             self.add(Message("tool", tuple(done), self._next_own_id(), metadata={"durations": durations}))
-            now, handed = int(time.time() * 1000), []
+            now = int(time.time() * 1000)
+            handed: list[str] = []
             for call, result in zip(calls, done, strict=True):
                 self.steps.append(Step(scope.display_name(call), call.arguments, result.result, result.status, now))
                 if call.name == HAND_OFF and result.status == "ok":
