@@ -111,8 +111,11 @@ async def accept_message(run: Run, message: Message | None) -> list[Message]:
     """Accept the message in order of arrival; nothing is awaited between the two session locks, to keep the order."""
     if run.resumed or message is None:
         return []
-    async with run.lock.accept:
+    await run.lock.accept.acquire()  # as `async with`, without two coroutines for each turn
+    try:
         return await run.accept(message)
+    finally:
+        run.lock.accept.release()
 
 
 async def _run_in_order(run: Run, messages: Sequence[Message], execute: TurnFunction) -> Message:
@@ -321,13 +324,14 @@ async def _select_messages(
     run: Run, system: str, tools: Sequence[ToolSpec], sent: float, recorded_limit: float | None
 ) -> Sequence[Message]:
     """Return the messages of the next request: all of them, as far as one of the models can be sent as much."""
-    limits, is_unknown = run.limits, run.history.compaction is None
-    if is_unknown and not recorded_limit:
-        is_unknown = all([limit.is_unknown for limit in limits])
+    is_unknown, is_bound = run.history.compaction is None, False
+    for limit in run.limits:
+        is_unknown = is_unknown and limit.is_unknown
+        is_bound = is_bound or limit.profile.bound_reasoning
     available = recorded_limit or (math.inf if is_unknown else await _find_available(run, system, tools, sent))
     selected = run.history.select(run.messages, available)
     run.shortened_to = 0 if selected is run.messages or available == math.inf else int(available)
-    if any([limit.profile.bound_reasoning for limit in limits]):
+    if is_bound:
         whole = len(selected) == run.inherited_count + len(run.conversation)
         selected = drop_stale_reasoning(selected, context_state(run.conversation), whole)
     return selected
@@ -495,8 +499,7 @@ def _complete_reply(
     if filtered_by:
         metadata["hooks"] = [*dict.fromkeys(filtered_by)]
     reply = Message("assistant", run.finish_draft(), metadata=metadata)
-    call.complete(reply, usage)
-    metadata[TIMING] = call.timing()
+    metadata[TIMING] = call.complete(reply, usage)
     return reply
 
 

@@ -333,7 +333,8 @@ class MessageDraft:
 
     def take_parts(self) -> tuple[Part, ...]:
         """Return the parts and start anew."""
-        parts = self.parts()
+        self._flush_text()
+        parts = tuple(self._parts)
         self._parts.clear()
         return parts
 
@@ -396,10 +397,6 @@ class SessionLock:
         self.accept = asyncio.Lock()
         self.run = asyncio.Lock()
         self.steering: dict[str, SteeringTurn] = {}
-
-    @property
-    def busy(self) -> bool:
-        return self.run.locked()
 
 
 class SteeringTurn(NamedTuple):
@@ -681,7 +678,7 @@ class Run:
         if interceptors.has_outgoing:
             sent = await interceptors.outgoing(message, self.scope.actor, self.context)
         messages = [*self.options.history, *sent]
-        busy, journal, when_busy = self.lock.busy, self.journal, self.options.when_busy
+        busy, journal, when_busy = self.lock.run.locked(), self.journal, self.options.when_busy
         if busy and when_busy == "reject":
             raise SessionBusy("a turn of this session is running; wait for it, or send with when_busy='queue'")
         if journal is not None:
@@ -984,6 +981,7 @@ class Run:
         """
         results: list[ToolResult | None] = [None] * len(calls)
         scope = self.scope
+        handed: list[str] = []
         try:
             await run_tools(calls, scope, results, parallel=self.settings.parallel_tools)
         finally:
@@ -992,7 +990,6 @@ class Run:
             durations = {id: took[id] for each in done if (id := each.call_id) in took}
             self.add(Message("tool", tuple(done), self._next_own_id(), metadata={"durations": durations}))
             now = int(time.time() * 1000)
-            handed: list[str] = []
             for call, result in zip(calls, done, strict=True):
                 self.steps.append(Step(scope.display_name(call), call.arguments, result.result, result.status, now))
                 if call.name == HAND_OFF and result.status == "ok":

@@ -126,12 +126,17 @@ class ConversationCache:
 
     def get(self, session: str) -> Conversation:
         """Return the conversation of a session, created if there is none."""
-        found = self._alive.get(session)
+        found = self._recent.get(session)
+        if self._max_size is None:  # none is evicted
+            if found is None:
+                found = self._recent[session] = Conversation(id=session)
+            return found
+        found = found or self._alive.get(session)
         if found is None:
             found = self._alive[session] = Conversation(id=session)
         self._recent[session] = found
         self._recent.move_to_end(session)
-        if self._max_size is not None and len(self._recent) > self._max_size:
+        if len(self._recent) > self._max_size:
             self._evict(next(iter(self._recent)))
         return found
 

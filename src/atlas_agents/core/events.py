@@ -88,16 +88,17 @@ class Usage(msgspec.Struct, frozen=True):
     saved: float | None = None
 
     def __add__(self, other: "Usage") -> "Usage":
+        cost, saved = self.cost, self.saved  # an amount that is not known counts as nothing
         return Usage(
             self.input_tokens + other.input_tokens,
             self.output_tokens + other.output_tokens,
             self.cached_tokens + other.cached_tokens,
             self.estimated or other.estimated,
-            _add_known(self.cost, other.cost),
+            other.cost if cost is None else cost if other.cost is None else cost + other.cost,
             self.cache_write_tokens + other.cache_write_tokens,
             self.reasoning_tokens + other.reasoning_tokens,
             self.cache_write_1h_tokens + other.cache_write_1h_tokens,
-            _add_known(self.saved, other.saved),
+            other.saved if saved is None else saved if other.saved is None else saved + other.saved,
         )
 
     def to_metadata(self) -> dict[str, Any]:
@@ -133,11 +134,6 @@ class Usage(msgspec.Struct, frozen=True):
             counts.get("cache_write_1h", 0),
             metadata.get("saved"),
         )
-
-
-def _add_known(first: float | None, second: float | None) -> float | None:
-    """Add two amounts, of which an unknown one counts as nothing; None if both are unknown."""
-    return second if first is None else first if second is None else first + second
 
 
 NO_USAGE = Usage()

@@ -465,7 +465,9 @@ class ConversationIndex:
     Messages that were read are compared with those in the conversation by identity, which takes no time.
     """
 
-    __slots__ = ("_expected_ids", "_marked", "_paired", "_seen", "_summed", "_tokens", "_untrusted", "call_ids")
+    __slots__ = (
+        *("_call_ids", "_expected_ids", "_marked", "_matched", "_paired", "_seen", "_summed", "_tokens", "_untrusted"),
+    )
 
     def __init__(self) -> None:
         self._seen: list[Message] = []
@@ -474,9 +476,8 @@ class ConversationIndex:
     def _reset(self) -> None:
         self._seen.clear()
         self._expected_ids: Ids = ()
-        self._summed = self._marked = self._tokens = 0
-        self.call_ids: set[str] = set()
-        """Ids of all tool calls."""
+        self._summed = self._marked = self._matched = self._tokens = 0
+        self._call_ids: set[str] = set()
         self._untrusted: dict[str, None] = {}
         self._paired = True
 
@@ -484,23 +485,30 @@ class ConversationIndex:
         seen = self._seen
         if messages[: len(seen)] != seen:
             self._reset()
-        new, paired, expected_ids = messages[len(seen) :], self._paired, self._expected_ids
-        if not new:
-            return
-        for message in new:
+        seen += messages[len(seen) :]
+
+    def _match(self) -> None:
+        """Match the calls and results of new messages."""
+        for message in self._seen[self._matched :]:
             call_ids, answered_ids = message.pairing
-            if answered_ids != expected_ids:
-                paired = False
+            if answered_ids != self._expected_ids:
+                self._paired = False
             if call_ids:
-                self.call_ids.update([call.id for call in message.tool_calls])
-            expected_ids = call_ids
-        seen += new
-        self._paired, self._expected_ids = paired, expected_ids
+                self._call_ids.update([call.id for call in message.tool_calls])
+            self._expected_ids = call_ids
+        self._matched = len(self._seen)
 
     @property
     def is_paired(self) -> bool:
         """Whether each call has its result in the next message, and each result a call."""
+        self._match()
         return self._paired and not self._expected_ids
+
+    @property
+    def call_ids(self) -> set[str]:
+        """Ids of all tool calls."""
+        self._match()
+        return self._call_ids
 
     @property
     def tokens(self) -> int:

@@ -804,11 +804,16 @@ class ModelCallTrace:
         self.first = None
         self.span.event("atlas.attempt_withdrawn")
 
-    def complete(self, reply: Message, usage: Usage) -> None:
-        """The reply is complete."""
-        self.seconds, self._usage = self._clock.monotonic() - self._began, usage
-        if not self.span.recording:
-            return
+    def complete(self, reply: Message, usage: Usage) -> dict[str, int]:
+        """The reply is complete; return the milliseconds until its first chunk and until its end, for its metadata."""
+        self.seconds = seconds = self._clock.monotonic() - self._began
+        self._usage = usage
+        if self.span.recording:
+            self._describe(reply, usage)
+        total = round(seconds * 1000)
+        return {"total": total} if self.first is None else {"first": round(self.first * 1000), "total": total}
+
+    def _describe(self, reply: Message, usage: Usage) -> None:
         found = usage_attributes(usage)
         if self._model.id != self._asked:  # another model answered after this one had failed
             found |= self._request()
@@ -820,11 +825,6 @@ class ModelCallTrace:
             found[FINISH_REASONS] = (str(reason),)
         self.span.set(found)
         self._trace.capture_messages(self.span, OUTPUT_MESSAGES, [reply])
-
-    def timing(self) -> dict[str, int]:
-        """Return the milliseconds until the first chunk and until the end, for the metadata of the reply."""
-        total = round(self.seconds * 1000)
-        return {"total": total} if self.first is None else {"first": round(self.first * 1000), "total": total}
 
     def __enter__(self) -> "ModelCallTrace":
         if self.span is not NO_SPAN:

@@ -568,9 +568,8 @@ class Prices:
 
     def find(self, model: str) -> Price | None:
         """Return the price of a model; None if it is unknown."""
-        today = int(time.time()) // 86_400
-        if today != self._day or len(self._cache) > 1000:  # a price may change from one day to the next
-            self._day = today
+        if not self._day <= time.time() < self._day + 86_400 or len(self._cache) > 1000:
+            self._day = int(time.time()) // 86_400 * 86_400  # a price may change from one day to the next
             self._cache.clear()
         found = self._cache.get(model)
         if found is None and model not in self._cache:

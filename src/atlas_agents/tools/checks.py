@@ -54,8 +54,10 @@ class Unanswered(msgspec.Struct, frozen=True):
     saved: SavedQuestion
 
 
-async def check_call(call: ToolCall, scope: ToolScope) -> Approved | Rejected | Unanswered:
+async def check_call(call: ToolCall, scope: ToolScope, sources: tuple[str, ...]) -> Approved | Rejected | Unanswered:
     """Check a call in the order find, permit, hooks, validate, confirm.
+
+    `sources` are those of untrusted content in the session.
 
     If people answer whenever they want, the call is returned unanswered, so that all calls of a reply can be asked
     about at the same time; a function that answers is called at once. Hooks come before the validation and the
@@ -77,7 +79,6 @@ async def check_call(call: ToolCall, scope: ToolScope) -> Approved | Rejected | 
             if hooks.answer is not None:
                 return Rejected(call, None, tool, verdict, hooks.answer, hooks)
         values = _validate(tool, call)
-        sources = scope.untrusted_sources()
         tainted = await _check_taint(tool, call, scope, sources) if sources else ""
         approved = Approved(call, tool, values, verdict, tainted=tainted, hooks=hooks)
         if tainted or verdict.cell == "ask" or tool.confirm:

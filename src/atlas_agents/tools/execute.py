@@ -321,7 +321,7 @@ class Attempt:
 
     def _call(self, values: dict[str, Any], context: _CallContext) -> Awaitable[Any]:
         tool = self._approved.tool
-        if tool.runs_at_client and self._scope.client is not None:
+        if self._scope.client is not None and tool.runs_at_client:
             return self._wait_for_client(self._scope.client)
         if tool.around is None:
             return self._call_function(values, context)

@@ -56,7 +56,7 @@ from atlas_agents.tools.checks import Rejected, Unanswered, apply_hooks, check_c
 from atlas_agents.tools.context import ToolContext
 from atlas_agents.tools.execute import CANCEL_GRACE, MAX_MESSAGE, Attempt, fault_message, to_json_value
 from atlas_agents.tools.governance import Approved, ToolHooks, ToolScope
-from atlas_agents.tools.journal import HookAction, ShuttingDown
+from atlas_agents.tools.journal import HookAction, Journal, ShuttingDown
 from atlas_agents.tools.redact import StreamRedactor, find_secrets
 from atlas_agents.tools.schema import compile_check
 from atlas_agents.tools.tool import Tool
@@ -82,10 +82,10 @@ async def run_tools(
     for call in calls:
         scope.emit(ToolCalled(scope.run_id, scope.display_name(call), call.arguments, call.id))
     try:
-        decisions = await _decide_all(calls, scope)
+        decisions = await _decide_all(calls, scope, sources)
         executions = [ToolCallExecution(decision, scope, sources) for decision in decisions]
         for execution in executions:
-            if not execution.runs_at_client:
+            if scope.client is None or not execution.runs_at_client:
                 await execution.start()
                 if not parallel:
                     await execution.wait()
@@ -132,12 +132,15 @@ async def _stop(executions: "Sequence[ToolCallExecution]") -> None:
                 await execution.wait_done()
 
 
-async def _decide_all(calls: Sequence[ToolCall], scope: ToolScope) -> list[Approved | Rejected]:
+async def _decide_all(
+    calls: Sequence[ToolCall], scope: ToolScope, sources: tuple[str, ...]
+) -> list[Approved | Rejected]:
     """Check the calls one after another, then wait for all answers of people at the same time.
 
     All questions are stored before the first one is asked, so that clients can show them together.
     """
-    checked = [await _decide(call, scope) for call in calls]
+    decide = check_call if scope.journal is None else _decide
+    checked = [await decide(call, scope, sources) for call in calls]
     unanswered = [each for each in checked if isinstance(each, Unanswered)]
     if not unanswered:
         return [each for each in checked if not isinstance(each, Unanswered)]
@@ -151,20 +154,20 @@ async def _decide_all(calls: Sequence[ToolCall], scope: ToolScope) -> list[Appro
     return [next(answers) if isinstance(each, Unanswered) else each for each in checked]
 
 
-async def _decide(call: ToolCall, scope: ToolScope) -> Approved | Rejected | Unanswered:
-    """Check a call, unless an earlier process settled it, or started it without recording an outcome."""
-    tool, journal = scope.find_tool(call), scope.journal
+async def _decide(call: ToolCall, scope: ToolScope, sources: tuple[str, ...]) -> Approved | Rejected | Unanswered:
+    """Check a call of a journaled run, unless an earlier process settled it, or started it without an outcome."""
+    tool, journal = scope.find_tool(call), cast(Journal, scope.journal)
     repeatable = tool is not None and tool.effect != "unsafe"
-    if journal is not None and journal.crash_looping:
+    if journal.crash_looping:
         return Rejected(call, tool=tool)
-    if journal is None or not journal.is_settled(call, repeatable=repeatable):
-        return await check_call(call, scope)
+    if not journal.is_settled(call, repeatable=repeatable):
+        return await check_call(call, scope, sources)
     hooks, requested = journal.hook_record(call), call
     if hooks is not None:
         call = apply_hooks(call, hooks)
     finding = await query_outcome(tool, call, scope) if tool is not None and journal.outcome(call) is None else None
     if isinstance(finding, NotHappened):
-        return await check_call(requested, scope)
+        return await check_call(requested, scope, sources)
     return Rejected(call, tool=tool, known_result=_as_result(finding, call, scope), hooks=hooks)
 
 
@@ -290,15 +293,15 @@ class ToolCallExecution:
         else:
             if self._decision.tool.effect != "pure":
                 await self._scope.governance.audit.ready()
-            self._span = span = self._start_span(self._decision)
-            token = span.activate()  # the task of the attempt inherits it
+            if self._scope.trace.span.recording:
+                self._span = self._start_span(self._decision)
+            token = self._span.activate() if self._span is not NO_SPAN else None  # the task of the attempt inherits it
             self._attempt = Attempt(self._decision, self._tool_context, self._scope, self._finish)
-            span.deactivate(token)
+            if self._span is not NO_SPAN:
+                self._span.deactivate(token)
 
     def _start_span(self, approved: Approved) -> Span:
         scope, call = self._scope, approved.call
-        if not scope.trace.span.recording:
-            return NO_SPAN
         named = {OPERATION: "execute_tool", TOOL_NAME: approved.tool.name, TOOL_CALL_ID: call.id, TOOL_TYPE: "function"}
         span = scope.trace.start(f"execute_tool {approved.tool.name}", named)
         scope.trace.capture(span, TOOL_ARGUMENTS, call.arguments, [call.arguments])
@@ -307,9 +310,10 @@ class ToolCallExecution:
     def _end_span(self) -> None:
         """The call has ended: end its span, and record how it ended, if that could be stored."""
         self._done = True
-        if self._recorded is not None:
-            self._measure(self._recorded)
-        self._span.end()
+        if self._span is not NO_SPAN or self._scope.trace.telemetry.recorders:
+            if self._recorded is not None:
+                self._measure(self._recorded)
+            self._span.end()
 
     def _measure(self, result: ToolResult) -> None:
         scope, span, telemetry = self._scope, self._span, self._scope.trace.telemetry
@@ -326,15 +330,20 @@ class ToolCallExecution:
 
     async def wait(self) -> None:
         """Wait until the result is recorded and emitted; raises the error if recording it failed."""
-        await self.wait_done()
+        if not self._done:
+            await self._create_waiter()
         if self._failure is not None:
             raise self._failure
 
     async def wait_done(self) -> None:
-        """Wait for the end. A cancelled wait cancels only its own future, which does not count as the end."""
+        """Wait for the end."""
         if not self._done:
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
+            await self._create_waiter()
+
+    def _create_waiter(self) -> "asyncio.Future[None]":
+        """Return a future for the end. A wait that is cancelled cancels only its own future, which is not the end."""
+        self._waiter = waiter = asyncio.get_running_loop().create_future()
+        return waiter
 
     def stop(self) -> None:
         """Cancel the call if it has not ended."""

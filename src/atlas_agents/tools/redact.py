@@ -165,7 +165,14 @@ def _may_hold_secret(text: str) -> bool:
     """Return whether a text has what every rule of a format needs; it is only searched for in a short text."""
     if len(text) < rules.MIN_TOKEN and " " not in text:  # as most names of fields
         return "=" in text or ":" in text or "-" in text
-    return len(text) >= _SHORT_TEXT or _MAY_HOLD_SECRET.search(text) is not None
+    if len(text) >= _SHORT_TEXT or not text.isascii():
+        return len(text) >= _SHORT_TEXT or _MAY_HOLD_SECRET.search(text) is not None
+    if "=" in text or ":" in text or "-" in text:
+        return True
+    lowercase = text.lower()  # the same as the pattern, in a fifth of the time
+    if "bearer " in lowercase or "basic " in lowercase or "login " in lowercase:
+        return True
+    return len(text) >= rules.MIN_TOKEN and max(map(len, text.split()), default=0) >= rules.MIN_TOKEN
 
 
 _SHORT_TEXT = 200
@@ -448,13 +455,13 @@ class _RedactedCopy:
 
     def _string(self, text: str, levels: int) -> str:
         """Redact a string. If it contains JSON, that is redacted as data; JSON without secrets stays unchanged."""
-        if _is_too_short(text):
+        if len(text) < _MIN_SECRET and text.isascii():  # as `_is_too_short`
             self._budget -= len(text)
             return text
         if self._budget < len(text):
             text = text[: int(self._budget) + _MARGIN]
         found = self._redactor.text(clean(text))
-        if levels and (inner := _read_json(text)) is not None:
+        if levels and ("{" in text or "[" in text) and (inner := _read_json(text)) is not None:
             redacted = self.copy(inner, levels - 1)
             if redacted != inner:
                 found = clean(json.dumps(redacted, ensure_ascii=False))
