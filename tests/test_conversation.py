@@ -1,6 +1,7 @@
 """Conversations: forks, and turns that run sequentially in one conversation and concurrently in several."""
 
 import asyncio
+import pickle
 
 import pytest
 
@@ -185,3 +186,13 @@ def test_json_that_is_no_conversation_is_refused(data: str | bytes) -> None:
 def test_metadata_that_is_not_json_is_named() -> None:
     with pytest.raises(ConfigError, match=r"conversation 'ana' cannot be encoded as JSON: .*object"):
         Conversation(id="ana", metadata={"connection": object()}).to_json()
+
+
+def test_copy_for_a_worker_process_has_the_messages_and_not_what_is_derived_from_them() -> None:
+    conversation = make_conversation()
+    assert conversation.index.is_paired
+    size = len(pickle.dumps(conversation))
+    copied: Conversation = pickle.loads(pickle.dumps(conversation))
+    assert (copied.id, copied.messages, copied.metadata) == ("talk", conversation.messages, {"topic": "x"})
+    assert copied.index.is_paired and not copied.index.call_ids
+    assert len(pickle.dumps(copied)) == size

@@ -4,6 +4,7 @@ import ast
 import base64
 import html
 import json
+import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -623,3 +624,31 @@ def test_redacting_the_data_of_a_call_takes_less_than_a_millisecond() -> None:
         redactor.head(result, 1000)
         best = min(best, time.process_time() - begun)
     assert best < 0.001 * cpu_factor()
+
+
+def test_short_text_is_redacted_as_the_beginning_of_a_long_one() -> None:
+    """Short texts are first checked for what every rule needs; in a long text every rule is applied."""
+    rng, redactor, filler = random.Random(7), Redactor(environment={}), "\n" + "x " * 100
+    pieces = [
+        "Bearer ",
+        "BASIC ",
+        "login ",
+        "--password ",
+        "token",
+        "=",
+        ": ",
+        " ",
+        "-",
+        "\t",
+        "\u017f",
+        "é",
+        "tiger7",
+        EXAMPLES["groq"],
+    ]
+    found = 0
+    for _ in range(3000):
+        text = "".join(rng.choices(pieces, k=rng.randint(1, 6)))
+        short = redactor.text(text)
+        assert redactor.text(text + filler) == short + filler, text
+        found += short != text
+    assert found > 100
