@@ -2,6 +2,7 @@
 
 import json
 import sys
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -31,20 +32,21 @@ from local_weights import Make
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-CITY = {
-    "type": "object",
-    "properties": {"city": {"$ref": "#/$defs/City"}},
-    "required": ["city"],
-    "additionalProperties": False,
-    "$defs": {"City": {"enum": ["Paris", "Oslo"]}},
-}
-WEATHER = ToolSpec("get_weather", "Tell the weather in a city right now.", CITY)
+
+class City(Enum):
+    PARIS = "Paris"
+    OSLO = "Oslo"
 
 
 @tool
-async def get_weather(city: str) -> str:
+async def get_weather(city: City) -> str:
     """Tell the weather in a city right now."""
-    return f"18 degrees in {city}"
+    return f"18 degrees in {city.value}"
+
+
+WEATHER = get_weather.spec
+"""The same for all tests: the server has read its description once. Its schema has a reference."""
+assert WEATHER.parameters["properties"]["city"] == {"$ref": "#/$defs/City"}
 
 
 async def test_answer_streams_token_by_token(share: Make) -> None:
