@@ -43,12 +43,14 @@ async def start(
     *command: str,
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
+    stdin: int | None = None,
     stderr: BinaryIO | TextIO | None = None,
 ) -> "ForkedProcess":
     """Run a script: its path, then its arguments. Its output can be read from `stdout`."""
     read_end, write_end = os.pipe()
+    streams = [*([] if stdin is None else [stdin]), write_end, _descriptor(stderr)]
     try:
-        pid, status = _server().fork(command, env, cwd, [write_end, _descriptor(stderr)])
+        pid, status = _server().fork(command, env, cwd, streams)
     finally:
         os.close(write_end)
     return ForkedProcess(pid, await _Pipe.opened(read_end), await _Pipe.opened(status))
@@ -213,7 +215,7 @@ class _Server:
     ) -> tuple[int, int]:
         """Return the process id and a pipe that delivers the exit code.
 
-        `streams` are the output and the error output; of a terminal also the input before them.
+        `streams` are the output and the error output, with or without the input before them.
         """
         read_end, write_end = os.pipe()
         request: dict[str, Any] = {"command": command, "cwd": str(cwd or Path.cwd()), "terminal": terminal}
@@ -354,7 +356,7 @@ def _set_up_child(descriptors: list[int], *, terminal: bool) -> None:
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    for target, descriptor in enumerate(descriptors, 0 if terminal else 1):
+    for target, descriptor in enumerate(descriptors, 3 - len(descriptors)):
         os.dup2(descriptor, target)
     for descriptor in set(descriptors):
         os.close(descriptor)

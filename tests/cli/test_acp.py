@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import re
 import sys
 from collections.abc import AsyncGenerator, Generator, Sequence
@@ -24,6 +25,7 @@ from acp.schema import (
 )
 from atlas_command import AGENTS, ATLAS, POLICY, Home, reply_by_rule
 
+import fork_server
 from atlas_agents.cli.acp import EditorFiles, ToolCallView
 from atlas_agents.client import GatewayClient
 from atlas_agents.core.errors import ToolFailed
@@ -34,6 +36,7 @@ from model_server import ModelRequest, ModelServer, Reply, run_model_server
 
 pytestmark = pytest.mark.slow
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+PROGRAM = Path(__file__).parent / "acp_program.py"
 GUIDE = Path(__file__).parent.parent.parent / "docs" / "guide" / "editors.md"
 SETTINGS: list[dict[str, Any]] = [
     entry
@@ -167,28 +170,65 @@ class EditorDouble:
 @asynccontextmanager
 async def connected(
     home: Home, editor: EditorDouble, arguments: tuple[str, ...] = ZED, *, forms: bool = False, files: bool = False
-) -> AsyncGenerator[tuple[Any, asyncio.subprocess.Process]]:
-    """Start `atlas acp` and initialize it."""
-    process = {"shutdown_timeout": TIMEOUT, "stderr": asyncio.subprocess.DEVNULL}
-    async with (
-        asyncio.timeout(TIMEOUT),
-        acp.spawn_agent_process(
-            editor,  # pyrefly: ignore[bad-argument-type] - an editor implements what it needs
-            ATLAS,
-            *arguments,
-            env=home.environment(),
-            cwd=home.folder,
-            transport_kwargs=process,
-            observers=[editor.observe],
-            use_unstable_protocol=True,
-        ) as (agent, started),
-    ):
+) -> AsyncGenerator[tuple[Any, asyncio.StreamWriter]]:
+    """Start `atlas acp` and initialize it; yield the client and the input of the command."""
+    starts = started_by_client if arguments == JETBRAINS else forked
+    async with asyncio.timeout(TIMEOUT), starts(home, editor, arguments) as (agent, process, writer):
         shown = ElicitationCapabilities(form=ElicitationFormCapabilities()) if forms else None
         buffers = FileSystemCapabilities(read_text_file=files, write_text_file=files)
         can = ClientCapabilities(elicitation=shown, fs=buffers)
         await agent.initialize(protocol_version=1, client_capabilities=can)
-        yield agent, started
-    assert started.returncode == 0
+        yield agent, writer
+    assert process.returncode == 0
+
+
+@asynccontextmanager
+async def started_by_client(
+    home: Home, editor: EditorDouble, arguments: tuple[str, ...]
+) -> AsyncGenerator[tuple[Any, asyncio.subprocess.Process, asyncio.StreamWriter]]:
+    """Let the official client start the command, as an editor does."""
+    process = {"shutdown_timeout": TIMEOUT, "stderr": asyncio.subprocess.DEVNULL}
+    async with acp.spawn_agent_process(
+        editor,  # pyrefly: ignore[bad-argument-type] - an editor implements what it needs
+        ATLAS,
+        *arguments,
+        env=home.environment(),
+        cwd=home.folder,
+        transport_kwargs=process,
+        observers=[editor.observe],
+        use_unstable_protocol=True,
+    ) as (agent, started):
+        assert started.stdin is not None
+        yield agent, started, started.stdin
+
+
+@asynccontextmanager
+async def forked(
+    home: Home, editor: EditorDouble, arguments: tuple[str, ...]
+) -> AsyncGenerator[tuple[Any, fork_server.ForkedProcess, asyncio.StreamWriter]]:
+    """Connect the official client to a process of the fork server: a new interpreter takes a second of CPU to start."""
+    read_end, write_end = os.pipe()
+    with open(read_end, "rb") as inputs, open(os.devnull, "w") as null:  # noqa: ASYNC230 - nothing blocks
+        process = await fork_server.start(
+            str(PROGRAM), *arguments, env=home.environment(), cwd=home.folder, stdin=inputs.fileno(), stderr=null
+        )
+    loop = asyncio.get_running_loop()
+    output = open(write_end, "wb", buffering=0)  # noqa: ASYNC230, SIM115 - nothing blocks; the transport closes it
+    transport, protocol = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, output)
+    writer = asyncio.StreamWriter(transport, protocol, None, loop)
+    agent = acp.connect_to_agent(
+        editor,  # pyrefly: ignore[bad-argument-type] - an editor implements what it needs
+        writer,
+        process.stdout,
+        use_unstable_protocol=True,
+        observers=[editor.observe],
+    )
+    try:
+        yield agent, process, writer
+    finally:
+        writer.close()
+        await process.wait()
+        await agent.close()
 
 
 async def ask(agent: Any, session: str, text: str) -> Any:
@@ -415,9 +455,8 @@ async def test_turn_that_runs_is_loaded_and_cancelled(home: Home) -> None:
 
 async def test_invalid_input_is_answered_with_an_error_that_helps(home: Home) -> None:
     editor = EditorDouble()
-    async with connected(home, editor) as (agent, process):
-        assert process.stdin is not None
-        process.stdin.write(
+    async with connected(home, editor) as (agent, writer):
+        writer.write(
             b'not JSON\n[1]\n{"id": [], "method": "initialize"}\n{"id": 1, "error": "odd"}\n\n'
             b'{"id": "x", "method": "session/new", "params": {"cwd": 5}}\n'
         )
