@@ -656,6 +656,21 @@ async def test_rows_of_schema_19_are_deleted_with_their_runs(
         assert await read(connection, "SELECT seq FROM journal UNION ALL SELECT seq FROM events") == []
 
 
+async def test_turns_that_continue_after_a_group_share_the_next_transaction(stores: list[PostgresStore]) -> None:
+    store, turns, steps = stores[0], 8, 6
+
+    async def take_turn(number: int) -> None:
+        for step in range(steps):
+            for _ in range(5 * number):  # some turns are ready before others
+                await asyncio.sleep(0)
+            await store.commit(TENANT, [PutSession(f"s{number}", label=f"step {step}")])
+
+    before = store.transactions
+    await asyncio.gather(*[take_turn(number) for number in range(turns)])
+    assert store.transactions - before <= steps + 2  # twice as many if half of the turns wait for the other half
+    assert {session.label for session in await store.sessions(TENANT)} == {f"step {steps - 1}"}
+
+
 async def test_process_of_schema_19_does_not_open_a_newer_database(
     stores: list[PostgresStore], postgres_server: PostgresServer, schema: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -84,6 +84,8 @@ ON CONFLICT (id) DO UPDATE SET written_at = now(),
 """Decides whether a transaction was committed: waits until it has ended, and returns whether its token is there. If
 not, a higher one takes its place, so that the transaction fails should it arrive later."""
 _TOKEN_STEP = 2
+_MAX_PAUSE = 0.03
+"""Seconds between two groups of commits, at most."""
 _LAST_AUDIT_ROWS = 1000
 """Rows at the end of the audit log among which those of a commit are after its outcome was unclear."""
 _PRUNE_TOKENS = """DELETE FROM commit_tokens WHERE id IN (
@@ -390,6 +392,10 @@ class _CommitFailed(Exception):
 class Writer:
     """Group commit: a queue of pending commits per tenant, and a task that empties it.
 
+    After a group of several commits, the next one waits for as long as that group took, so that turns which continue
+    meanwhile share its transaction: with many processes, each would otherwise write small groups. A commit that no
+    other one comes close to does not wait.
+
     With `is_shared`, commits that run step by step share the lock of the tenant with those of turns where they can.
     """
 
@@ -416,6 +422,8 @@ class Writer:
         self._tokens = itertools.count(_TOKEN_STEP, _TOKEN_STEP)
         self._journals = ChainEnds()
         self._waiting: dict[str, deque[Commit]] = {}
+        self._pause_until = 0.0
+        """Until then (in the time of the event loop), the next group waits for further commits."""
         self._tasks = BackgroundTasks("Postgres writer")
 
     async def commit(self, tenant: str, writes: Sequence[Write]) -> list[Any]:
@@ -434,8 +442,11 @@ class Writer:
 
     async def _commit_queue(self, tenant: str) -> None:
         waiting = self._waiting[tenant]
+        loop = asyncio.get_running_loop()
         while waiting:
-            group = _take_group(waiting)
+            if (pause := self._pause_until - loop.time()) > 0:
+                await asyncio.sleep(pause)
+            group, started = _take_group(waiting), loop.time()
             try:
                 await self._commit_group(tenant, group)
             except BaseException as error:  # noqa: BLE001  the callers must get it, and the queue must go on
@@ -445,6 +456,9 @@ class Writer:
                 )
             for queued in group:
                 queued.settle()
+            if len(group) > 1:
+                ended = loop.time()
+                self._pause_until = ended + min(ended - started, _MAX_PAUSE)
         del self._waiting[tenant]
 
     async def _commit_group(self, tenant: str, group: Sequence[Commit]) -> None:
