@@ -1,4 +1,5 @@
-"""The queue when the connection is lost after a statement was committed and before its response arrived."""
+"""How a worker asks the queue for runs, also when the connection is lost after a statement was committed and before its
+response arrived."""
 
 import asyncio
 import contextlib
@@ -7,6 +8,7 @@ from collections.abc import AsyncGenerator
 
 import psycopg
 import pytest
+from procrastinate.jobs import Job
 from psycopg.conninfo import conninfo_to_dict
 
 from atlas_agents.dispatch.queue import Queue, QueueWorker
@@ -95,6 +97,39 @@ async def statuses(url: str, schema: str) -> list[str]:
     async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
         rows = await connection.execute(f"SELECT status::text FROM {schema}.procrastinate_jobs".encode())
         return [status async for (status,) in rows]
+
+
+async def test_worker_that_has_fetched_all_runs_asks_again_when_it_is_woken(
+    url: str, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executed: list[str] = []
+    fetches = 0
+    fetch = Queue.fetch
+
+    async def execute(run_id: str) -> bool:
+        executed.append(run_id)
+        return True
+
+    async def count_fetch(queue: Queue, worker: int, limit: int) -> list[Job]:
+        nonlocal fetches
+        fetches += 1
+        return await fetch(queue, worker, limit)
+
+    monkeypatch.setattr(Queue, "fetch", count_fetch)
+    monkeypatch.setattr("atlas_agents.dispatch.queue._POLL_INTERVAL", 10 * TIMEOUT)
+    async with asyncio.timeout(TIMEOUT), opened(url, schema) as (_, queue):
+        await enqueue(url, schema, "first")
+        worker = QueueWorker(queue, execute, 8, lambda: None, ignore_released)
+        running = asyncio.create_task(worker.run())
+        await wait_until(lambda: worker.finished == 1)
+        assert fetches == 1
+        await enqueue(url, schema, "second")
+        worker.wake()
+        await wait_until(lambda: worker.finished == 2)
+        assert (executed, fetches) == (["first", "second"], 2)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await worker.finish(1.0)
 
 
 @pytest.mark.parametrize("statement", ["UPDATE procrastinate_jobs SET status", "procrastinate_finish_job"])

@@ -93,6 +93,9 @@ _DELETE = "DELETE FROM procrastinate_jobs WHERE id = ANY (%s::bigint[]) AND stat
 T = TypeVar("T")
 _MISSED_HEARTBEATS = 4
 """Number of missed heartbeats after which a worker is considered dead."""
+_BUSY_DELAY, _MAX_BUSY_DELAY = 0.002, 0.02
+"""Seconds that a worker waits before it fetches, per run that it executes and at most: a worker with fewer runs comes
+first, and several new runs are fetched with one statement."""
 _POLL_INTERVAL = 5.0
 _RETRY_DELAY = 0.5
 _RECHECK_PERIOD = 30.0
@@ -233,6 +236,8 @@ class QueueWorker:
         self.id: int | None = None
         """Its worker id in the queue."""
         self._wakeup = asyncio.Event()
+        self._is_drained = False
+        """Whether the last fetch has found fewer jobs than it asked for."""
         self._runs = BackgroundTasks("worker run")
         self._heartbeat = BackgroundTasks("worker heartbeat")
         self._held: dict[str, int | None] = {}
@@ -302,12 +307,14 @@ class QueueWorker:
     async def _next_jobs(self, id: int) -> list[Job]:
         """Wait for jobs, at most as many as this worker has slots for."""
         while True:
+            if self._is_drained:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_POLL_INTERVAL):
+                        await self._wakeup.wait()
+                await asyncio.sleep(min(_BUSY_DELAY * self.running, _MAX_BUSY_DELAY))
             self._wakeup.clear()
             if jobs := await _retry_until_connected(lambda: self._fetch(id)):
                 return jobs
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_POLL_INTERVAL):
-                    await self._wakeup.wait()
 
     async def _fetch(self, id: int) -> list[Job]:
         """Fetch the next jobs. If the response to a fetch was lost, the server may have assigned jobs to this worker
@@ -316,9 +323,12 @@ class QueueWorker:
         if time.monotonic() < self._recheck_until:
             held = set(self._held.values())
             if lost := [job for job in await self._queue.list_held(id) if job.id not in held]:
+                self._is_drained = False
                 return lost[:limit]
         try:
-            return await self._queue.fetch(id, limit)
+            found = await self._queue.fetch(id, limit)
+            self._is_drained = len(found) < limit
+            return found
         except ConnectorException:
             self._recheck_until = time.monotonic() + _RECHECK_PERIOD
             raise
