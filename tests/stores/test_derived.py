@@ -43,7 +43,7 @@ from atlas_agents.storage.postgres import PostgresStore
 from atlas_agents.storage.sql import derived, reads
 from atlas_agents.storage.sql.derived import AUDIT_BLOCK, matches_entry
 from atlas_agents.storage.sql.reads import SqlReads
-from atlas_agents.storage.sql.tables import Query
+from atlas_agents.storage.sql.tables import Query, Row
 from atlas_agents.storage.sqlite import SqliteStore
 from atlas_agents.storage.tenant_move import DERIVED_TABLES
 from checks import TIMEOUT, wait_until
@@ -558,6 +558,34 @@ async def test_backfill_logs_its_progress(
     lines = [record.getMessage().rpartition("=")[0] for record in caplog.records]
     assert f"refreshing the indexes: tenant={TENANT} sessions=40 of=40 audit_rows=576 of=600 seconds" in lines
     assert lines[-1] == f"refreshed the indexes: tenant={TENANT} seconds"
+
+
+@pytest.mark.durable
+async def test_rows_added_while_another_refresh_runs_are_indexed_after_it(
+    make_store: Make, location: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one is the check after opening, which has found nothing to do when the rows arrive."""
+    monkeypatch.setattr(reads, "_REFRESH_AFTER", 5)
+    monkeypatch.setattr(reads, "_REFRESH_DELAY", 0)
+    checked, added = asyncio.Event(), asyncio.Event()
+    store = await make_store()
+    assert isinstance(store, SqlReads)
+    search = store.search
+
+    async def search_late(query: Query) -> list[Row]:
+        found = await search(query)
+        if not checked.is_set():
+            checked.set()
+            await added.wait()
+        return found
+
+    monkeypatch.setattr(store, "search", search_late)
+    await checked.wait()
+    for n in range(5):
+        await add_session(store, f"s{n}", "word")
+    added.set()
+    with database(*location) as execute:
+        await wait_until(lambda: execute("SELECT count(*) FROM search_sessions")[0][0] == 5)
 
 
 @contextmanager

@@ -167,10 +167,14 @@ class SqlReads(ABC):
         self._unrefreshed[tenant] = count = self._unrefreshed[tenant] + sum(
             [type(w) in _INDEXED_WRITES for w in writes]
         )
-        if count >= _REFRESH_AFTER:
-            self._unrefreshed[tenant] = 0
-            if not len(self._refreshing):
-                self._refreshing.spawn(self._refresh_until_current(tenant))
+        if count >= _REFRESH_AFTER and not len(self._refreshing):
+            self._refreshing.spawn(self._refresh_noted())
+
+    async def _refresh_noted(self) -> None:
+        """Refresh the derived tables of tenants to which many rows were added, also meanwhile."""
+        while busy := [tenant for tenant, count in self._unrefreshed.items() if count >= _REFRESH_AFTER]:
+            self._unrefreshed[busy[0]] = 0
+            await self._refresh_until_current(busy[0])
 
     async def _refresh_all(self) -> None:
         """Refresh the derived tables of all tenants for which much is missing, as after an upgrade."""
@@ -187,6 +191,7 @@ class SqlReads(ABC):
                 or await self._count_unindexed_sessions(tenant, _REFRESH_SESSIONS) == _REFRESH_SESSIONS
             ):
                 await self._refresh_until_current(tenant)
+        await self._refresh_noted()
 
     async def _refresh_until_current(self, tenant: str) -> None:
         """Refresh in batches, with pauses in which other commits are made.
