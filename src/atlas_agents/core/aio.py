@@ -170,11 +170,9 @@ async def finish_despite_cancel(work: Coroutine[Any, Any, T]) -> T:
 
     The cancellation is delivered at the caller's next await.
     """
-    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    task = asyncio.create_task(_run_and_wake(work, done))
+    task = asyncio.create_task(work)
     try:
-        await done
-        return task.result()
+        return await asyncio.shield(task)
     except asyncio.CancelledError:
         await _wait_despite_cancel(task)
         if not task.done() or task.cancelled():
@@ -185,15 +183,6 @@ async def finish_despite_cancel(work: Coroutine[Any, Any, T]) -> T:
         caller.uncancel()
         caller.cancel()
     return task.result()
-
-
-async def _run_and_wake(work: Coroutine[Any, Any, T], done: "asyncio.Future[None]") -> T:
-    """Run a coroutine and wake its caller, one iteration of the loop earlier than `shield` does."""
-    try:
-        return await work
-    finally:
-        if not done.done():
-            done.set_result(None)
 
 
 async def _wait_despite_cancel(task: "asyncio.Task[Any]") -> None:
@@ -424,10 +413,6 @@ class BatchThread(Generic[T]):
 
 
 def _report(batch: Sequence[QueuedRequest[Any]]) -> None:
-    if len(batch) == 1:
-        with suppress(RuntimeError):  # the loop was closed, and its caller is gone
-            batch[0].loop.call_soon_threadsafe(batch[0].settle)
-        return
     for loop in {queued.loop for queued in batch}:
         mine = [queued for queued in batch if queued.loop is loop]
         try:
