@@ -162,7 +162,7 @@ def no_intent() -> None:
 
 def reassign_message_ids() -> None:
     """A resumed run gives its messages new ids."""
-    _set(Run, add_own=Run.add)
+    _set(Run, _next_own_id=lambda _: new_id())
 
 
 def rerun_started_calls() -> None:
