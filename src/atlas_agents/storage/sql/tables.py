@@ -114,6 +114,10 @@ class WriteContext(msgspec.Struct, frozen=True):
         if self.ends is not None:
             self.ends.put(self.tenant, run_id, seq, hash)
 
+    def drop_end(self, run_id: str) -> None:
+        if self.ends is not None:
+            self.ends.drop(self.tenant, run_id)
+
     def bind(self, sql: str, /, **values: Any) -> Query:
         """Bind a statement to the tenant, the time and values."""
         values["now"] = self.now

@@ -269,6 +269,8 @@ def _set_run(context: WriteContext, write: store.SetRun) -> Steps[str | None]:
     if not rows:
         yield from _raise_not_set(context, write)
     ((session, has_queued),) = rows
+    if ends:
+        context.drop_end(write.run_id)
     started = (yield context.bind(sql.START_NEXT, session=session)) if ends and has_queued else []
     return next((id for (id,) in started), None)
 
