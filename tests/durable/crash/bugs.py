@@ -162,7 +162,11 @@ def no_intent() -> None:
 
 def reassign_message_ids() -> None:
     """A resumed run gives its messages new ids."""
-    _set(Run, _next_own_id=lambda _: new_id())
+
+    def other_id(self: Run) -> str:
+        return new_id()
+
+    _set(Run, _next_own_id=other_id)
 
 
 def rerun_started_calls() -> None:
