@@ -1,6 +1,7 @@
 """Helpers of many tests: valid histories, events of a stream, waiting, and a monitor of the event loop."""
 
 import asyncio
+import importlib.util
 import inspect
 import os
 import ssl
@@ -20,6 +21,15 @@ _TICK = 0.01
 _LONGEST_INTERVAL = 0.05
 _REFERENCE = 0.004
 """Seconds of CPU time that the computation of `cpu_factor` takes on the reference machine."""
+
+
+def load_benchmark(name: str) -> Any:
+    """Load a program of bench/, which is no package."""
+    found = importlib.util.spec_from_file_location(f"bench_{name}", Path(__file__).parents[1] / "bench" / f"{name}.py")
+    assert found is not None and found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
 
 
 def is_paired(messages: Sequence[Message]) -> bool:

@@ -1,29 +1,18 @@
 """The database of bench/large.py, on a small scale: its rows are those that the store of this version writes."""
 
-import importlib.util
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from atlas_agents.storage.hash_chain import AuditSigner
 from atlas_agents.storage.postgres import PostgresStore
 from atlas_agents.storage.sqlite import SqliteStore
-
-BENCH = Path(__file__).parents[2] / "bench" / "large.py"
-
-
-def bench() -> Any:
-    found = importlib.util.spec_from_file_location("bench_large", BENCH)
-    assert found is not None and found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
-    return module
+from checks import load_benchmark
 
 
 @pytest.mark.durable
 async def test_the_filled_database_is_read_by_the_store(kind: str, location: tuple[str, str], tmp_path: Path) -> None:
-    large, (where, _) = bench(), location
+    large, (where, _) = load_benchmark("large"), location
     if kind == "sqlite":
         await large.create(where)
     (large.fill_sqlite if kind == "sqlite" else large.fill_postgres)(where, 0.0005)
