@@ -541,4 +541,9 @@ if __name__ == "__main__":
         parser.add_argument("--database")
         parser.add_argument("--upgrade", type=Path)
         parser.add_argument("--json", type=Path)
-        main(parser.parse_args())
+        given = parser.parse_args()
+        if given.upgrade and not (given.upgrade / "src" / "atlas_agents").is_dir():
+            parser.error(
+                f"--upgrade {given.upgrade}: no checkout of Atlas Agents is there, expected src/atlas_agents in it"
+            )
+        main(given)
