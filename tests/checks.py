@@ -24,7 +24,7 @@ _REFERENCE = 0.004
 
 
 def load_benchmark(name: str) -> Any:
-    """Load a program of bench/, which is no package."""
+    """Load a program of bench/ as a module."""
     found = importlib.util.spec_from_file_location(f"bench_{name}", Path(__file__).parents[1] / "bench" / f"{name}.py")
     assert found is not None and found.loader is not None
     module = importlib.util.module_from_spec(found)
