@@ -40,8 +40,8 @@ _WRITTEN_AT_ONCE = frozenset(
         "chat.error",
     )
 )
-_WRITTEN_SOON = frozenset(("tool.call", "tool.result"))
-"""Events that are written at once only by a process whose clients wait for them; see `LogWriter`."""
+_WRITTEN_AT_ONCE_BY_WORKERS = _WRITTEN_AT_ONCE - {"tool.call", "tool.result"}
+"""A worker has no clients that wait for the others; see `LogWriter`."""
 _WRITTEN_FIRST = _WRITTEN_AT_ONCE | {"chat.message"}
 """Events that are delivered only after they have been written. A `chat.message` waits for the next batch: an event that
 is written at once follows it immediately."""
@@ -302,7 +302,7 @@ class RunLog:
         self._added += len(entry.body)
         self._undelivered.append((entry, event))
         if self._merge_deltas:
-            return entry.name in _WRITTEN_AT_ONCE - _WRITTEN_SOON
+            return entry.name in _WRITTEN_AT_ONCE_BY_WORKERS
         return self.seq > self.reserved - _LOW_WATER or entry.name in _WRITTEN_AT_ONCE
 
     def _merge_delta(self, event: wire.RunEvent) -> bool:
