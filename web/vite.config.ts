@@ -1,6 +1,7 @@
 /// <reference types="vitest/config" />
 import react from "@vitejs/plugin-react";
 import { defineConfig } from "vite";
+import { antdStyles } from "./antd-styles.ts";
 import { compress } from "./compress.ts";
 
 // Few files, because a browser takes longer to request many small files than to read them: what the first view needs,
@@ -15,7 +16,7 @@ const groups = [
 const gateway = process.env.ATLAS ?? "http://127.0.0.1:18789";
 
 export default defineConfig({
-  plugins: [react(), compress()],
+  plugins: [react(), antdStyles(), compress()],
   build: {
     outDir: "dist",
     assetsInlineLimit: 0,

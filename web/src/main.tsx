@@ -1,6 +1,7 @@
 // Entry point: renders the app into #root.
 
 import { createRoot } from "react-dom/client";
+import "virtual:antd.css";
 import { App } from "./layout/app";
 import "./styles/base.css";
 import "./styles/chat.css";

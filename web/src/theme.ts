@@ -110,6 +110,7 @@ export function themeConfig(dark: boolean, reducedMotion = false, compact = fals
   return {
     algorithm: ALGORITHMS[dark ? "dark" : "light"],
     hashed: false,
+    zeroRuntime: import.meta.env.PROD, // the build generates the styles: antd-styles.ts
     token: {
       colorPrimary: primary.color,
       colorPrimaryBg: primary.bg,
