@@ -1,5 +1,6 @@
 """Rules for every test: no network beyond loopback, no settings from the host, bytecode files for child processes."""
 
+import faulthandler
 import gc
 import ipaddress
 import os
@@ -8,6 +9,7 @@ import signal
 import socket
 import sys
 from collections import defaultdict
+from collections.abc import Generator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from typing import Any
 import hypothesis
 import pytest
 from _pytest.assertion import rewrite
+from _pytest.faulthandler import fault_handler_stderr_fd_key
 
 import fork_server
 
@@ -81,6 +84,8 @@ _YOUNG_OBJECTS, _OLD_OBJECTS = 5_000, 50_000
 """Number of new objects after which the garbage collector runs, and of old ones that it scans at most."""
 _LONG_TEST = 600.0
 """Time limit in seconds of a test that is known to take long."""
+_GRACE = 60.0
+"""Seconds after its time limit at which a test that still runs ends its process."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -112,6 +117,32 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 _cpu_before = pytest.StashKey[float]()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """End the process of a test that hangs even after its time limit, and print the stacks of its threads.
+
+    The exception that the time limit raises in a test can be lost: in a callback of an event loop, or in C code that
+    does not return. Then nothing else would end the run.
+    """
+    limit = _time_limit(item) or float(item.config.getini("timeout"))
+    _end_process_after(limit + _GRACE, item.config)
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_exception_interact(node: pytest.Item | pytest.Collector) -> None:
+    """Limit the time of the teardown after a failure, too; pytest cancels the timer when a test fails."""
+    if isinstance(node, pytest.Item) and not node.config.getoption("usepdb"):
+        _end_process_after(_GRACE, node.config)
+
+
+def _end_process_after(seconds: float, config: pytest.Config) -> None:
+    faulthandler.dump_traceback_later(seconds, exit=True, file=config.stash[fault_handler_stderr_fd_key])
 
 
 @pytest.hookimpl(tryfirst=True)
