@@ -13,8 +13,8 @@ from postgres_server import PostgresServer
 
 from atlas_agents import verify
 from atlas_agents.core.errors import StoreError
-from atlas_agents.core.store import AddAudit, PutSession, Store
-from atlas_agents.storage.hash_chain import AuditSigner, audit_row
+from atlas_agents.core.store import AddAudit, AuditRow, PutSession, Store
+from atlas_agents.storage.hash_chain import AuditSigner, audit_row, verify_audit
 from atlas_agents.storage.postgres import PostgresStore
 from atlas_agents.storage.sqlite import SqliteStore
 from atlas_agents.tools.audit import AuditEntry, StoreAudit
@@ -295,3 +295,61 @@ def test_hash_does_not_reveal_the_key(kind: str) -> None:
     row = audit_row(1, "", b"{}", KEY)
     assert hashlib.sha256(KEY).hexdigest()[:8] not in row.hash
     assert row.hash.startswith("hmac:") and len(row.hash) == 5 + 8 + 1 + 64
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ("DELETE FROM audit WHERE seq = 1", "row 1 is missing: found row 2 instead"),
+        ("DELETE FROM audit WHERE seq = 3", "row 3 is missing: found row 4 instead"),
+        ("UPDATE audit SET previous = '' WHERE seq = 3", "row 3 does not match the hash of the row before it"),
+        ("UPDATE audit SET hash = previous WHERE seq = 3", "row 3 was changed after it was written"),
+        ("UPDATE audit SET seq = 9 WHERE seq = 3", "row 3 is missing: found row 4 instead"),
+        ("UPDATE audit SET seq = seq + 10", "row 1 is missing: found row 11 instead"),
+    ],
+)
+async def test_every_change_of_a_row_is_reported(log: Log, change: str, problem: str) -> None:
+    await _fill(log, 5)
+    log.execute(change)
+    assert problem in str(await log.problem())
+
+
+async def test_row_without_a_hash_is_reported_where_the_key_is_not_known(log: Log) -> None:
+    await _fill(log, 4)
+    log.execute("UPDATE audit SET entry = %s, hash = '' WHERE seq = 2", b'{"call":"forged"}')
+    log.execute("UPDATE audit SET previous = '' WHERE seq = 3")
+    async with log.open(None) as store:
+        assert "row 2 is not signed, but rows before it were" in str(await store.verify_audit(TENANT))
+
+
+async def test_two_entries_that_changed_places_are_reported(log: Log) -> None:
+    await _fill(log, 4)
+    log.execute("UPDATE audit SET seq = seq + 10 WHERE seq IN (2, 3)")
+    log.execute("UPDATE audit SET seq = 15 - seq WHERE seq IN (12, 13)")
+    assert await log.problem() == "row 2 does not match the hash of the row before it: one of them was replaced"
+
+
+async def test_columns_of_another_type_are_reported_unless_their_content_is_the_same(tmp_path: Path) -> None:
+    log = Log("sqlite", tmp_path, "", None)
+    await _fill(log, 3)
+    log.execute("UPDATE audit SET entry = CAST(entry AS TEXT) WHERE seq = 2")
+    assert await log.problem() is None
+    log.execute("UPDATE audit SET entry = 7 WHERE seq = 2")
+    assert await log.problem() == "row 2 was changed after it was written"
+    log.execute("UPDATE audit SET hash = CAST(hash AS BLOB) WHERE seq = 1")
+    assert await log.problem() == "row 1 was changed after it was written"
+
+
+async def test_store_that_only_returns_rows_is_verified(log: Log) -> None:
+    class Rows:
+        def __init__(self, store: Store) -> None:
+            self._store = store
+
+        async def audit(self, tenant: str, *, after: int = 0, limit: int | None = None) -> list[AuditRow]:
+            return list(await self._store.audit(tenant, after=after, limit=limit))
+
+    async with log.open(None) as store:
+        await _add(store, 4)
+        assert (await verify_audit(Rows(store), TENANT)).rows == 4
+        log.execute("UPDATE audit SET entry = %s WHERE seq = 3", b"{}")
+        assert (await verify_audit(Rows(store), TENANT)).broken == 3

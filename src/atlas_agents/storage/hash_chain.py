@@ -13,6 +13,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -30,13 +31,13 @@ START = ""
 """The hash before the first row."""
 _PAGE = 1000
 _BLOCK = 64
-"""Bytes of a block of SHA-256."""
+"""Block size of SHA-256 in bytes."""
 _MAX_CHAINS = 8192
 _FLUSH_DELAY = 1.0
 """Seconds after a row until the signed heads are written."""
 _PUBLISH_TIMEOUT = 5.0
 Publish: TypeAlias = Callable[[bytes], Coroutine[Any, Any, None]]
-"""Sends the signed heads to another place."""
+"""Sends the signed heads to another system."""
 
 
 def audit_row(seq: int, previous: str, entry: bytes, key: bytes | None = None) -> AuditRow:
@@ -76,7 +77,7 @@ class ChainEnds:
         self._ends.pop((tenant, run_id), None)
 
     def drop_all(self, tenant: str, writes: Sequence[port.Write]) -> None:
-        """Forget the journals that a commit continues."""
+        """Drop the cached ends of the journals that a commit continues."""
         for write in writes:
             if isinstance(write, port.AddJournal | port.ClaimRun):
                 self.drop(tenant, write.run_id)
@@ -115,9 +116,16 @@ def audit_head(seq: int, hash: str) -> AuditHead:
 
 
 class AuditReader(Protocol):
-    """What a verification needs of a store."""
+    """Port: audit rows of a store, as a verification reads them."""
 
     async def audit(self, tenant: str, *, after: int = 0, limit: int | None = None) -> Sequence[AuditRow]: ...
+
+
+AuditColumns: TypeAlias = tuple[int, bytes, str, str]
+"""Number, entry, previous hash and hash of an audit row, which are the fields of `AuditRow`."""
+
+CheckRows: TypeAlias = Callable[[Sequence[AuditColumns]], str | None]
+"""Returns the problem with rows, if any."""
 
 
 ReadEnds: TypeAlias = Callable[[], Coroutine[Any, Any, dict[str, AuditHead]]]
@@ -133,15 +141,15 @@ class SignedHeads(msgspec.Struct, frozen=True):
 
 
 class KeyedHash:
-    """HMAC-SHA256 for many texts: what depends on the key only is hashed once, which halves the time of a text."""
+    """HMAC-SHA256 for many texts. Blocks that depend only on the key are hashed once, which halves the time."""
 
     def __init__(self, key: bytes) -> None:
         block = (key if len(key) <= _BLOCK else hashlib.sha256(key).digest()).ljust(_BLOCK, b"\0")
-        self._inner = hashlib.sha256(bytes([byte ^ 0x36 for byte in block]))
-        self._outer = hashlib.sha256(bytes([byte ^ 0x5C for byte in block]))
+        self.inner = hashlib.sha256(bytes([byte ^ 0x36 for byte in block]))
+        self.outer = hashlib.sha256(bytes([byte ^ 0x5C for byte in block]))
 
     def hexdigest(self, content: bytes) -> str:
-        inner, outer = self._inner.copy(), self._outer.copy()
+        inner, outer = self.inner.copy(), self.outer.copy()
         inner.update(content)
         outer.update(inner.digest())
         return outer.hexdigest()
@@ -161,7 +169,7 @@ class AuditVerifier:
         self.signed_from = 0
 
     def check(self, row: AuditRow) -> str | None:
-        """Verify the next row; return what is wrong with it."""
+        """Verify the next row; return the problem with it, if any."""
         self.rows += 1
         seq, hash, previous = self.rows, row.hash, self._previous
         self._previous = hash
@@ -179,28 +187,35 @@ class AuditVerifier:
             return f"row {seq} is not the row of the signed head: the log was rewritten"
         return None
 
-    def check_all(self, rows: Sequence[AuditRow]) -> str | None:
-        """Verify the next rows; return what is wrong with the first broken one.
+    def check_all(self, rows: Sequence[AuditColumns]) -> str | None:
+        """Verify the next rows; return the problem with the first broken one.
 
-        For an intact row like the one before it, signed with the same key or not signed, comparing the hash is enough;
-        everything else is decided by `check`.
+        Comparing the hash is enough for an intact row that is signed like the one before it; `check` decides about all
+        others. The loop avoids calls and objects where possible, because a log has millions of rows.
         """
         seq, previous, head = self.rows, self._previous, self._head
         head_seq, signed_from = (head.seq, head.signed_from) if head is not None else (0, 0)
         prefix, key = self._signature_of(previous)
-        for row in rows:
+        for stored_seq, entry, stored_previous, hash in rows:
             seq += 1
-            content = f"{previous}\n{seq}\n".encode() + row.entry
+            try:
+                content = f"{previous}\n{seq}\n".encode() + entry
+            except TypeError:  # changed to TEXT or a number, which SQLite allows
+                entry = str(entry).encode()
+                content = f"{previous}\n{seq}\n".encode() + entry
             if key is not None:
-                expected = prefix + key.hexdigest(content)
+                inner, outer = key.inner.copy(), key.outer.copy()
+                inner.update(content)
+                outer.update(inner.digest())
+                expected = prefix + outer.hexdigest()
             else:
-                expected = "" if self.signed_from or seq == signed_from else hashlib.sha256(content).hexdigest()
-            if expected != row.hash or row.seq != seq or row.previous != previous or seq == head_seq:
+                expected = None if self.signed_from or seq == signed_from else hashlib.sha256(content).hexdigest()
+            if expected != hash or stored_seq != seq or stored_previous != previous or seq == head_seq:
                 self.rows, self._previous = seq - 1, previous
-                if (problem := self.check(row)) is not None:
+                if (problem := self.check(AuditRow(stored_seq, entry, str(stored_previous), str(hash)))) is not None:
                     return problem
-                prefix, key = self._signature_of(row.hash)
-            previous = row.hash
+                prefix, key = self._signature_of(hash)
+            previous = hash
         self.rows, self._previous = seq, previous
         return None
 
@@ -230,7 +245,7 @@ def _has_hash(row: AuditRow, id: str, key: KeyedHash | None) -> bool:
 
 
 class AuditVerification(msgspec.Struct, frozen=True):
-    """Result of a verification: the rows, the first broken row, what is wrong, and what is signed."""
+    """Result of a verification: the number of rows, the first broken row, the problem, and the signed range."""
 
     rows: int
     broken: int | None = None
@@ -250,11 +265,13 @@ async def verify_audit(
     signed = await signer.current() if signer is not None else SignedHeads()
     head = signed.heads.get(tenant)
     verifier = AuditVerifier(signer.row_keys if signer else (), head, requires_keys=signer is not None)
-    problem, broken, slices = None, None, TimeSlices()
-    while problem is None and (rows := await store.audit(tenant, after=verifier.rows, limit=_PAGE)):
-        problem = verifier.check_all(rows)
-        progress(verifier.rows)
-        await slices.pause()
+    check_audit = getattr(store, "check_audit", None) or partial(_check_audit, store)
+    problem, broken, count = None, None, -1
+    while problem is None and verifier.rows > count:
+        count = verifier.rows
+        problem = await check_audit(tenant, count, _PAGE, verifier.check_all)
+        if verifier.rows > count:
+            progress(verifier.rows)
     if problem is not None:
         broken = verifier.rows
     elif (problem := verifier.finish()) is not None:
@@ -262,6 +279,15 @@ async def verify_audit(
     elif signed.gap:
         problem = f"{signed.gap}: rows may be missing. To accept the log as it is, run: atlas audit accept"
     return AuditVerification(verifier.rows, broken, problem, verifier.signed_from or None, head.seq if head else None)
+
+
+async def _check_audit(store: AuditReader, tenant: str, after: int, limit: int, check: CheckRows) -> str | None:
+    """Check rows of a plugin's store, which may lack this method."""
+    slices = TimeSlices()
+    rows = await store.audit(tenant, after=after, limit=limit)
+    problem = check([(row.seq, row.entry, row.previous, row.hash) for row in rows])
+    await slices.pause()
+    return problem
 
 
 class AuditSigner:
@@ -313,7 +339,7 @@ class AuditSigner:
         self._store = store
 
     def read(self) -> SignedHeads:
-        """Read the file. What is wrong with it is the `gap` of the result."""
+        """Read the file. A problem with the file is the `gap` of the result."""
         try:
             content = self.path.read_bytes()
         except FileNotFoundError:
@@ -336,13 +362,13 @@ class AuditSigner:
         self.reset(ends, gap)
 
     def reset(self, ends: dict[str, AuditHead], gap: str = "") -> None:
-        """Replace the file: accept the given ends of the chains as they are."""
+        """Replace the file, and so accept the given ends of the chains as they are."""
         self._heads, self._written = {}, {}
         with lock_file(self.path):
             self._write(SignedHeads(ends, int(time.time() * 1000), gap))
 
     def note(self, tenant: str, row: AuditRow) -> None:
-        """Take note of a committed row. The file is written within a second."""
+        """Record a committed row. The file is written within a second."""
         known = self._heads.get(tenant)
         if self._store is not None and (known is None or row.seq > known.seq):
             signed = row.seq if row.hash.startswith("hmac:") else 0
@@ -352,7 +378,7 @@ class AuditSigner:
                 self._timer = loop.call_later(_FLUSH_DELAY, lambda: self._tasks.spawn(self.flush()))
 
     async def flush(self) -> None:
-        """Write the heads of which note was taken. A head whose row is no longer in the log stays as evidence."""
+        """Write the recorded heads. A head whose row is no longer in the log stays as evidence."""
         timer, self._timer = self._timer, None
         if timer is not None:
             timer.cancel()
@@ -376,7 +402,7 @@ class AuditSigner:
             self._tasks.spawn(self._publish(content))
 
     async def current(self) -> SignedHeads:
-        """Write the heads of which note was taken, then read the file."""
+        """Write the recorded heads, then read the file."""
         await self.flush()
         return self._with_written(await run_in_thread(self.read))
 
@@ -390,7 +416,7 @@ class AuditSigner:
         return msgspec.structs.replace(signed, heads=heads)
 
     async def close(self) -> None:
-        """Write what is left, and wait until it is published. Later rows are noted by the next process."""
+        """Write the remaining heads, and wait until they are published. The next process records later rows."""
         await self.flush()
         self._store = None
         await self._tasks.wait(_PUBLISH_TIMEOUT)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from atlas_agents.core import store
 from atlas_agents.core.aio import BackgroundTasks, TimeSlices, run_in_thread, utc_day
 from atlas_agents.core.errors import StoreError
-from atlas_agents.storage.hash_chain import AuditHead, AuditSigner, audit_head, verify_audit
+from atlas_agents.storage.hash_chain import AuditHead, AuditSigner, CheckRows, audit_head, verify_audit
 from atlas_agents.storage.sql import statements as sql
 from atlas_agents.storage.sql import tables
 from atlas_agents.storage.sql.derived import (
@@ -45,11 +45,11 @@ _MAX_EXAMINED = 8_000
 """Audit rows that are compared with a filter before an incomplete page is returned."""
 _INDEXED_WRITES = (store.AddMessage, store.AddMessages, store.AddAudit)
 _REFRESH_AFTER, _REFRESH_SESSIONS = 500, 64
-"""Writes and sessions from which on the derived tables are refreshed without being asked for."""
+"""Number of writes, and of sessions, after which the derived tables are refreshed in the background."""
 _REFRESH_DELAY = 1.0
 """Seconds from opening a store until its derived tables are checked, so that a start comes first."""
 _SHORT_CONVERSATION = 256
-"""Messages from which on a conversation is read as a search, so that short reads do not wait for it."""
+"""Number of messages above which a conversation is read like a search, so that short reads do not wait for it."""
 _REFRESH_PAUSE, _LOG_INTERVAL = 0.01, 5.0
 _SEQ = tables.AUDIT.names.index("seq")
 _USAGE_KEYS, _USAGE_AMOUNTS = tables.USAGE.names[:4], tables.USAGE.names[4:]
@@ -71,7 +71,7 @@ class SqlReads(ABC):
     def __init__(self, audit: AuditSigner | None = None) -> None:
         self._vectors = VectorCache(self)
         self.audit_signer = audit
-        """Signs the audit log, if it is signed."""
+        """Signer of the audit log; None if it is not signed."""
         self._refreshing = BackgroundTasks("derived tables", expected=StoreError)
         self._unrefreshed: Counter[str] = Counter()
 
@@ -270,6 +270,16 @@ class SqlReads(ABC):
         rows = tables.AUDIT.all(await self.fetch(query))
         return rows[::-1] if last else rows
 
+    async def check_audit(self, tenant: str, after: int, limit: int, check: CheckRows) -> str | None:
+        """Call a function with the next audit rows and return its result, then let other tasks run.
+
+        It gets the columns as they were read, because a verification of millions of rows needs no objects for them.
+        """
+        slices = TimeSlices()
+        problem = check(await self.fetch(bind(tenant, sql.AUDIT, after=after, limit=limit)))
+        await slices.pause()
+        return problem
+
     async def find_audit(
         self, tenant: str, where: store.AuditFilter, *, before: int | None = None, limit: int = 100
     ) -> store.AuditMatches:
@@ -342,11 +352,11 @@ class SqlReads(ABC):
         return ends
 
     async def verify_audit(self, tenant: str = "default") -> str | None:
-        """Verify the audit log of a tenant; return None if it is intact and complete, else what is wrong with it."""
+        """Verify the audit log of a tenant; return None if it is intact and complete, else the problem."""
         return (await verify_audit(self, tenant)).problem
 
     def _note_audit(self, tenant: str, results: list[Any]) -> None:
-        """Take note of the audit rows among the results of a commit."""
+        """Record the audit rows among the results of a commit for signing."""
         if self.audit_signer is not None:
             for result in results:
                 if isinstance(result, store.AuditRow):
@@ -567,7 +577,7 @@ class _Matrix:
         return self._count
 
     def is_of(self, version: int) -> bool:
-        """Return whether its ids are those of the database that has this version of the library."""
+        """Return whether the ids belong to the database of this version of the library."""
         return self.version < 0 or self.version // tables.LIBRARY_STEP == version // tables.LIBRARY_STEP
 
     @property
