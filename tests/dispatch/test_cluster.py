@@ -329,6 +329,41 @@ async def test_new_leader_reassigns_runs_before_a_heartbeat_could_be_missed(url:
             assert (await stream.reply()).text == "Done."
 
 
+async def test_worker_that_died_after_a_crash_of_postgres_does_not_delay_orphaned_runs(url: str, schema: str) -> None:
+    async with (
+        asyncio.timeout(TIMEOUT),
+        member(url, schema, Scripted(), executes_runs=False) as front,
+        await psycopg.AsyncConnection.connect(url, autocommit=True) as connection,
+    ):
+        stream = front.atlas.send("go", session="s")
+        await stream.accepted()
+        await connection.execute(f"SET search_path = {schema}".encode())
+        await connection.execute("DELETE FROM procrastinate_jobs")
+        await connection.execute("INSERT INTO queue_starts VALUES (now())")
+        await connection.execute("INSERT INTO procrastinate_workers DEFAULT VALUES")
+        async with member(url, schema, Scripted(says("Done.")), heartbeat_timeout=10 * TIMEOUT):
+            assert (await stream.reply()).text == "Done."
+
+
+async def test_orphaned_runs_wait_for_workers_without_a_heartbeat_since_a_crash_of_postgres(
+    url: str, schema: str
+) -> None:
+    async with (
+        asyncio.timeout(TIMEOUT),
+        member(url, schema, Scripted(), executes_runs=False) as front,
+        await psycopg.AsyncConnection.connect(url, autocommit=True) as connection,
+    ):
+        stream = front.atlas.send("go", session="s")
+        await stream.accepted()
+        await connection.execute(f"SET search_path = {schema}".encode())
+        await connection.execute("INSERT INTO procrastinate_workers DEFAULT VALUES")
+        await connection.execute("TRUNCATE procrastinate_jobs, queue_starts CASCADE")  # as a crash does
+        queue = Queue(url, schema, "default")
+        assert await queue.enqueue_orphans(connection) == [] == await queue.enqueue_orphans(connection)
+        await connection.execute("UPDATE procrastinate_workers SET last_heartbeat = now()")
+        assert await queue.enqueue_orphans(connection) == [stream.stream_id]
+
+
 async def test_crash_of_postgres_leaves_turns_with_their_workers_and_starts_those_that_waited(schema: str) -> None:
     running, may_end = asyncio.Event(), asyncio.Event()
 

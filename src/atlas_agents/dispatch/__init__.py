@@ -29,13 +29,13 @@ class RunningTurn(Protocol):
 
 
 class RunExecutor(Protocol):
-    """What a dispatcher needs from its own process."""
+    """Port: operations of a dispatcher's own process."""
 
     @property
     def tenant(self) -> str: ...
 
     async def orphaned_runs(self) -> list[RunRow]:
-        """Return all accepted runs that have not ended; raises StoreInUse while another process may execute them."""
+        """Return all accepted runs that have not ended; raises StoreInUse if another process may be executing them."""
         ...
 
     async def run_row(self, run_id: str) -> RunRow | None: ...
@@ -94,7 +94,7 @@ class Dispatcher(Protocol):
         ...
 
     async def wake(self, approval_id: str) -> None:
-        """Resume the run that waits for an approval which was answered, wherever it waits."""
+        """Resume the run that waits for an answered approval, in whichever process it waits."""
         ...
 
     async def recover(self) -> list[str]:

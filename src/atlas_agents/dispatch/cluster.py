@@ -42,8 +42,6 @@ _POLL_INTERVAL = 15.0
 _VALKEY_POLL_INTERVAL = 5.0
 """Polling interval in seconds behind Valkey: a process that dies between a commit and its publication has notified
 no one, and a member without Valkey does not receive the message."""
-_RECONNECT_TIME = 3.0
-"""Seconds within which live workers reconnect and send a heartbeat after the database was unreachable."""
 _NOTIFY_MANY = "SELECT pg_notify(channel, payload) FROM unnest(%s::text[], %s::text[]) AS n (channel, payload)"
 _NOTIFY = "SELECT pg_notify(%(channel)s, %(payload)s)"
 
@@ -54,7 +52,7 @@ def _call_each(functions: Sequence[Callable[[], None]]) -> None:
 
 
 class Cluster:
-    """The cluster as one process sees it. `async with cluster.join():` receives the other members' notifications, and
+    """Cluster membership of one process. `async with cluster.join():` receives the other members' notifications, and
     `cluster.run_worker(…)` inside it executes runs. Notifications go through the `valkey` client if one is given; the
     cluster closes it."""
 
@@ -146,7 +144,7 @@ class Cluster:
         self, connection: psycopg.AsyncConnection[Any], tenant: str, writes: Sequence[Write], results: Sequence[Any]
     ) -> Callable[[], None] | None:
         """Write the queue entry and the notifications inside a commit's transaction, and delete the jobs of this
-        worker's runs that it ends. The function that is returned notes this and publishes through Valkey."""
+        worker's runs that it ends. The returned function notes this and publishes through Valkey."""
         after = list[Callable[[], None]]()
         if ready := notifications.find_ready_runs(writes, results):
             await self._queue.enqueue(ready, connection, tenant)
@@ -192,7 +190,7 @@ class Cluster:
     ) -> AsyncGenerator["Cluster", None]:
         """Be a member of the cluster for the duration of the block, with this role and health endpoint address.
         `follow` also receives the events of runs that execute elsewhere; without it, only their end is awaited. A
-        process without clients is not notified of what only clients are shown, such as new events."""
+        process without clients is not notified of changes that only clients see, such as new events."""
         self._follow = follow or self._wait_until_ended
         self._has_clients = has_clients
         try:
@@ -283,19 +281,17 @@ class Cluster:
         await self._executor.stop_jobs()
 
     async def _lead_tick(self, connection: psycopg.AsyncConnection[Any]) -> None:
-        """Look for dead workers, unless the database was down recently: after an outage every heartbeat is late, so the
-        leader waits until live workers had time to send one. A leader that has just started cannot tell, and waits
-        too."""
+        """Look for dead workers, unless the heartbeats of live ones may be late because the database was down."""
         self._ticks += 1
         if self._ticks % _BACKLOG_TICKS == 1:
             self.backlog = await read_backlog(connection, schema=self._schema, tenant=self._tenant)
-        if self._postgres.connected_for > min(self._queue.heartbeat_timeout, _RECONNECT_TIME):
+        if self._worker is not None and self._worker.can_judge_others:
             with suppress(ConnectorException):
                 await self._reassign_lost_runs(connection)
 
     async def _reassign_lost_runs(self, connection: psycopg.AsyncConnection[Any]) -> list[str]:
         runs = await self._queue.release_stalled()
-        runs += await self._queue.enqueue_orphans(connection, self._postgres.connected_for)
+        runs += await self._queue.enqueue_orphans(connection)
         if runs:
             logger.warning("reassigned runs without an owner: runs=%s", ", ".join(runs))
             begun = [notifications.Notification("begun", self._tenant, run_id) for run_id in runs]
@@ -326,7 +322,7 @@ class Cluster:
             self._handle_reconnect()
 
     async def _notify(self, payloads: Sequence[str]) -> None:
-        """Send through Postgres what could not be published through Valkey; if that fails, others poll."""
+        """Send notifications through Postgres that Valkey did not accept; if that fails too, the other members poll."""
         try:
             async with await psycopg.AsyncConnection.connect(
                 self._url, **notifications.CONNECTION_OPTIONS

@@ -110,7 +110,7 @@ async def database_lock(
 ) -> AsyncGenerator[None]:
     """Hold the right to work on a database for the duration of the block, shared with a cluster or exclusively.
 
-    Raises ConfigError if it is held otherwise: an exclusive process treats every open run as interrupted.
+    Raises ConfigError if it is held in the other mode: an exclusive process treats every open run as interrupted.
     """
     key = int.from_bytes(hashlib.sha256(f"tenure\0{schema}\0{tenant}".encode()).digest()[:8], signed=True)
     connection = await retry_while_unreachable(lambda: _acquire_lock(url, key, shared=shared, wait=_LOCK_TIMEOUT))

@@ -120,7 +120,7 @@ _figures = msgspec.json.Decoder(MemberFigures)
 
 class MemberInfo(msgspec.Struct, frozen=True):
     """A member's state: its worker id and capacity if it executes runs, and whether it is draining. `backend` is the
-    Postgres backend that holds its leader lock. `figures` are those of the turns that it executes, as JSON."""
+    Postgres backend that holds its leader lock. `figures` are the figures of the turns that it executes, as JSON."""
 
     worker: int | None = None
     capacity: int = 0
@@ -205,7 +205,7 @@ class MemberStatus(msgspec.Struct, frozen=True, rename=_JSON_NAMES):
     draining: bool
     lost: bool
     figures: MemberFigures | None = None
-    """Of the turns that it executes; None for a gateway, and for an older version."""
+    """Figures of the turns that it executes; None for a gateway, and for an older version."""
 
 
 class TurnCounts(msgspec.Struct, frozen=True, rename="camel"):

@@ -15,8 +15,8 @@ from atlas_agents.core import store
 logger = logging.getLogger(__name__)
 Kind: TypeAlias = Literal["begun", "ended", "events", "stop", "asked", "answer", "job", "audit", "session"]
 FOLLOWED: frozenset[Kind] = frozenset(("events", "asked", "audit", "session"))
-"""Notifications that only processes with clients need. They have a channel of their own, so that a worker does not
-receive what all others write."""
+"""Notifications that only processes with clients need. They have a channel of their own, so that workers do not receive
+them."""
 _MAX_PAYLOAD = 7900
 """Payload limit in bytes; Postgres accepts less than 8000."""
 CONNECTION_OPTIONS: dict[str, Any] = {
@@ -66,7 +66,7 @@ def join_payloads(payloads: Iterable[str]) -> list[str]:
 
 
 def decode_notification(text: str) -> Notification | None:
-    """Decode a notification; None for one of a newer version that is unknown here."""
+    """Decode a notification; None for an unknown kind from a newer version."""
     try:
         return _decoder.decode(text)
     except msgspec.MsgspecError:

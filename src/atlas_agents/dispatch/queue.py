@@ -11,6 +11,7 @@ Workers then put back the jobs that they hold, and the leader enqueues the other
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -44,16 +45,19 @@ SELECT tgname FROM pg_trigger WHERE tgrelid = 'procrastinate_jobs'::regclass AND
     starts_with(tgname, 'procrastinate_jobs_notify_queue_job_inserted')
     OR starts_with(tgname, 'procrastinate_trigger_status_events')
     OR starts_with(tgname, 'procrastinate_trigger_scheduled_events'))"""
-"""Triggers that notify of new jobs and record what happened to each. Nothing here uses that; the time at which
-a job was put into the queue is its `scheduled_at`."""
+"""Triggers that notify of new jobs and record their history. They are unused here: the time at which a job entered the
+queue is its `scheduled_at`."""
 _ORPHANS = """
 SELECT r.id FROM runs r WHERE r.tenant = %(tenant)s AND r.status IN ('running', 'waiting')
 AND NOT EXISTS (SELECT 1 FROM procrastinate_jobs j WHERE j.queue_name = %(queue)s AND j.status IN ('todo', 'doing')
     AND j.args->>'run_id' = r.id)"""
+_CREATE_STARTS_TABLE = "CREATE UNLOGGED TABLE IF NOT EXISTS queue_starts (at TIMESTAMPTZ NOT NULL)"
+"""First use of the queue since it was created, or since Postgres crashed, which empties this table as well."""
+_NOTE_START = "INSERT INTO queue_starts SELECT now() WHERE NOT EXISTS (SELECT 1 FROM queue_starts)"
 _HAS_UNCONFIRMED_WORKERS = """
 SELECT EXISTS (SELECT 1 FROM procrastinate_workers WHERE last_heartbeat >= now() - make_interval(secs => %(timeout)s)
-    AND last_heartbeat < now() - make_interval(secs => %(connected)s))"""
-"""Whether a worker counts as alive that has sent no heartbeat since a time: it may hold jobs that are missing."""
+    AND last_heartbeat < (SELECT max(at) FROM queue_starts))"""
+"""Whether a worker counts as alive but has sent no heartbeat since the last crash: it may hold missing jobs."""
 _MISSING = """
 SELECT held.id FROM unnest(%(jobs)s::bigint[]) AS held (id)
 WHERE NOT EXISTS (SELECT 1 FROM procrastinate_jobs j WHERE j.id = held.id)"""
@@ -69,7 +73,7 @@ FOR SHARE OF r ON CONFLICT (id) DO NOTHING RETURNING id"""
 """Puts back jobs that a crash of Postgres has removed. The lock waits for a commit that is ending a run, whose job must
 stay deleted; one that comes later deletes the job by its id."""
 _UNLOGGED_TABLES = ("procrastinate_events", "procrastinate_periodic_defers", "procrastinate_jobs")
-"""The jobs and what refers to them, which is empty. A logged table must not refer to an unlogged one."""
+"""The table of jobs and the (empty) tables that refer to it: a logged table must not refer to an unlogged one."""
 _LOGGED = """
 SELECT relname FROM pg_class WHERE relpersistence = 'p'
 AND oid = ANY (ARRAY(SELECT to_regclass(name) FROM unnest(%s::text[]) AS name))"""
@@ -88,13 +92,15 @@ UPDATE procrastinate_jobs SET status = 'doing', worker_id = %(worker)s WHERE id 
 RETURNING id, status, task_name, priority, lock, queueing_lock, args, scheduled_at, queue_name, attempts, worker_id"""
 """Like procrastinate_fetch_job, for several jobs; ours have no locks."""
 _MAX_FETCH = 4
-"""Jobs that a worker fetches at a time; others should find some, too."""
+"""Maximum number of jobs that a worker fetches at a time, so that others get some as well."""
 _DELETE = "DELETE FROM procrastinate_jobs WHERE id = ANY (%s::bigint[]) AND status IN ('todo', 'doing')"
 T = TypeVar("T")
 _MISSED_HEARTBEATS = 4
 """Number of missed heartbeats after which a worker is considered dead."""
+_RECONNECT_TIME = 3.0
+"""Seconds within which live workers reconnect and send a heartbeat after the database was unreachable."""
 _BUSY_DELAY, _MAX_BUSY_DELAY = 0.002, 0.02
-"""Seconds that a worker waits before it fetches, per run that it executes and at most: a worker with fewer runs comes
+"""Seconds that a worker waits before it fetches: per run that it executes, and at most. Workers with fewer runs fetch
 first, and several new runs are fetched with one statement."""
 _POLL_INTERVAL = 5.0
 _RETRY_DELAY = 0.5
@@ -196,16 +202,21 @@ class Queue:
         values = {"queue": self.name, "tenant": self._tenant, "worker": worker}
         return len(await execute(_RESTORE, jobs=[*lost.values()], runs=[*lost], **values))
 
-    async def enqueue_orphans(self, connection: psycopg.AsyncConnection[Any], connected_for: float) -> list[str]:
+    async def note_start(self) -> None:
+        """Record that the queue is in use, if Postgres has crashed since this was last recorded."""
+        await self.execute(_NOTE_START)
+
+    async def enqueue_orphans(self, connection: psycopg.AsyncConnection[Any]) -> list[str]:
         """Enqueue runs that are ready but in no queue and return their ids.
 
-        Nothing is enqueued until every worker that is alive has sent a heartbeat since this process connected: Postgres
-        may have crashed before that, and a worker puts back its jobs before its next heartbeat.
+        Nothing is enqueued until every worker that is alive has sent a heartbeat since Postgres last crashed: a worker
+        puts back its jobs before its next heartbeat.
         """
         async with connection.transaction():
             await connection.execute(sql.SQL("SET LOCAL search_path = {}").format(sql.Identifier(self._schema)))
-            ages = {"timeout": self.heartbeat_timeout, "connected": connected_for}
-            found = await (await connection.execute(_HAS_UNCONFIRMED_WORKERS, ages)).fetchone()
+            await connection.execute(_NOTE_START)
+            timeout = {"timeout": self.heartbeat_timeout}
+            found = await (await connection.execute(_HAS_UNCONFIRMED_WORKERS, timeout)).fetchone()
             if found != (False,):
                 return []
             cursor = await connection.execute(_ORPHANS, {"tenant": self._tenant, "queue": self.name})
@@ -213,6 +224,38 @@ class Queue:
             if runs:
                 await self.enqueue(runs, connection, self._tenant)
         return runs
+
+
+class HeartbeatRecord:
+    """A worker's own heartbeats. They tell a leader whether live workers may look dead after an outage.
+
+    A live worker has sent a heartbeat at most one interval before the database became unreachable. The timeout
+    therefore allows for a short outage; after a longer one, live workers look dead until they had time to reconnect. A
+    worker that has just started does not know whether there was an outage.
+    """
+
+    def __init__(self, timeout: float, started: float) -> None:
+        self.last = started
+        """Time of the last heartbeat."""
+        self._interval = timeout / _MISSED_HEARTBEATS
+        self._tolerated = timeout - self._interval
+        self._reconnect_time = min(timeout, _RECONNECT_TIME)
+        self._unsettled = -math.inf, started + self._reconnect_time
+        """Times between which live workers may look dead."""
+
+    def add(self, now: float, *, has_failed: bool) -> None:
+        """Add a heartbeat; `has_failed` if attempts before it failed."""
+        if has_failed or now - self.last > 2 * self._interval:
+            start = self.last + self._tolerated
+            if now < self._unsettled[1]:  # unreachable again before all had time to reconnect
+                start = min(start, self._unsettled[0])
+            self._unsettled = start, now + self._reconnect_time
+        self.last = now
+
+    def can_judge_others(self, now: float) -> bool:
+        """Return whether a worker whose heartbeat is overdue is dead."""
+        start, end = self._unsettled
+        return now - self.last <= self._tolerated and not start < now < end
 
 
 class QueueWorker:
@@ -237,7 +280,7 @@ class QueueWorker:
         """Its worker id in the queue."""
         self._wakeup = asyncio.Event()
         self._is_drained = False
-        """Whether the last fetch has found fewer jobs than it asked for."""
+        """Whether the last fetch found fewer jobs than requested."""
         self._runs = BackgroundTasks("worker run")
         self._heartbeat = BackgroundTasks("worker heartbeat")
         self._held: dict[str, int | None] = {}
@@ -245,7 +288,7 @@ class QueueWorker:
         self._deleted: set[str] = set()
         """Runs that ended in a commit which has deleted their job."""
         self._recheck_until = 0.0
-        self._last_heartbeat = time.monotonic()
+        self._heartbeats = HeartbeatRecord(queue.heartbeat_timeout, time.monotonic())
         self.fetched = 0
         """Runs fetched since the start; the next two count runs finished and released to other workers."""
         self.finished = 0
@@ -259,7 +302,12 @@ class QueueWorker:
     @property
     def heartbeat_age(self) -> float:
         """Seconds since the last successful heartbeat."""
-        return time.monotonic() - self._last_heartbeat
+        return time.monotonic() - self._heartbeats.last
+
+    @property
+    def can_judge_others(self) -> bool:
+        """Whether a worker without a recent heartbeat is really dead; False after an outage of the database."""
+        return self._heartbeats.can_judge_others(time.monotonic())
 
     def held_jobs(self, run_ids: Iterable[str]) -> dict[str, int]:
         """Return the jobs of those runs that this worker has fetched."""
@@ -279,8 +327,9 @@ class QueueWorker:
 
     async def run(self) -> None:
         """Fetch and execute runs until cancelled; executing runs are not affected by the cancellation."""
+        await _retry_until_connected(self._queue.note_start)  # before its first heartbeat, which is the registration
         self.id = id = await _retry_until_connected(self._queue.jobs.register_worker)
-        self._last_heartbeat = time.monotonic()
+        self._heartbeats = HeartbeatRecord(self._queue.heartbeat_timeout, time.monotonic())
         self._heartbeat.spawn(self._send_heartbeats(id))  # until `finish`, because runs may outlast this method
         self._on_registered()
         while True:
@@ -353,17 +402,20 @@ class QueueWorker:
 
     async def _send_heartbeats(self, id: int) -> None:
         interval = delay = self._queue.heartbeat_timeout / _MISSED_HEARTBEATS
+        has_failed = False
         while True:
             await asyncio.sleep(delay)
             try:
+                if has_failed:
+                    await self._queue.note_start()
                 if restored := await self._queue.restore(id, self.held_jobs(self._held.keys() - self._deleted)):
                     logger.warning("jobs put back into the queue after a crash of Postgres: jobs=%d", restored)
                 await self._queue.jobs.update_heartbeat(id)
-                self._last_heartbeat = time.monotonic()
-                delay = interval
+                self._heartbeats.add(time.monotonic(), has_failed=has_failed)
+                delay, has_failed = interval, False
             except ConnectorException as error:
                 logger.warning("heartbeat failed: error=%s", error.__cause__ or error)
-                delay = min(interval, _RETRY_DELAY)
+                delay, has_failed = min(interval, _RETRY_DELAY), True
 
 
 def packaged_migrations(folder: Path | None = None) -> list[Path]:
@@ -392,6 +444,7 @@ async def migrate_queue(url: str, schema: str, migrations: Sequence[Path]) -> li
                 await _record_applied(connection, [migration.name])
         await _disable_unused_triggers(connection)
         await _set_unlogged(connection)
+        await connection.execute(_CREATE_STARTS_TABLE)
         await connection.execute("SELECT pg_advisory_unlock(%s)", (_MIGRATION_LOCK,))
         return [migration.name for migration in missing]
 

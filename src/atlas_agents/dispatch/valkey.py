@@ -150,7 +150,7 @@ class ValkeySubscriber:
 
 
 def _is_refusal(error: BaseException) -> bool:
-    """Return whether the server is there but denies access permanently."""
+    """Return whether the server responds but denies access permanently."""
     refusals = (AuthenticationError, AuthorizationError, ResponseError, ssl.SSLCertVerificationError)
     cause: BaseException | None = error
     while cause is not None:

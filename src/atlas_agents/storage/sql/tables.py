@@ -37,7 +37,7 @@ LIBRARY_STEP = 1 << 32
 """Versions of a library before and after a move to another database differ by this: its passages have other ids there.
 No library is changed as often."""
 MAX_SEQ = (1 << 31) - 1
-"""Largest number of an event, and of a step in a journal."""
+"""Highest number of an event, and of a step in a journal."""
 _EVENT_TEXT = (
     b'{"type":"tool_result","callId":"","status":"ok","result":"","durationMs":0}"durations":{""estimated":true,"cost":'
     b'{"type":"tool_call","id":"","name":"","arguments":{""model":"{"event":"chat.final","data":{"runId":"","usage":{'
@@ -48,7 +48,7 @@ _EVENT_TEXT = (
     b'{"event":"chat.message","data":{"runId":"","message":{"id":"","role":"tool","role":"user","role":"assistant",'
     b'"parts":[{"type":"text","text":""}],"createdAt":17'
 )
-"""What events usually contain: the dictionary of their compression, which must never change."""
+"""Compression dictionary of events, with typical content. It must never change."""
 _COMPRESSION = (6, zlib.DEFLATED, -12, 5, zlib.Z_DEFAULT_STRATEGY, _EVENT_TEXT)
 """A small window: one event takes 14 microseconds, a quarter of what the default takes."""
 _STORED_TEXT = (
@@ -63,7 +63,7 @@ _STORED_TEXT = (
     b'"provider":"","speaker":"assistant","usage":{"input":1,"output":1,"cached":0},"timing":{"first":0,"total":0}},'
     b'"request":["",1,"","",0,"",{},[]]}"request":["",1,"","",0,"",null,[]]}'
 )
-"""What messages, steps and requests usually contain: the dictionary of their compression, which must never change."""
+"""Compression dictionary of messages, steps and requests, with typical content. It must never change."""
 _TIMED_ID = re.compile("[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}")
 _BASE64 = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 _ORDERED_BASE64 = "".join(sorted(_BASE64.replace("+", "-").replace("/", "_")))
@@ -76,10 +76,10 @@ _PACKED = b"\x01"
 """First byte of a compressed value. JSON does not begin with it."""
 _TWO_STEPS = b"\x02"
 """First byte of the payload of a row that contains two steps of a journal, followed by their packed content."""
-_compressor = zlib.compressobj(3, zlib.DEFLATED, _STORED_WINDOW, 3, zlib.Z_DEFAULT_STRATEGY, _STORED_TEXT)
+_compressor = zlib.compressobj(3, zlib.DEFLATED, _STORED_WINDOW, 5, zlib.Z_DEFAULT_STRATEGY, _STORED_TEXT)
 """A compressor that has read the dictionary, to be copied for each value."""
 _MIN_PACKED, _MAX_PACKED = 64, 16 * 1024
-"""Bytes of the values that are compressed. A long one would take too long for those that wait."""
+"""Range of the size in bytes of compressed values. Compressing a larger value would delay waiting commits."""
 
 
 class Vector(bytes):
@@ -271,7 +271,7 @@ def pack_value(value: bytes) -> bytes:
 
 
 def unpack_value(value: bytes) -> bytes:
-    """Return what `pack_value` got; a value that was stored as it is, or cannot be read, stays as it is."""
+    """Decompress a value of `pack_value`; a value that is not compressed, or unreadable, is returned as it is."""
     if not value or value[:1] != _PACKED:  # SQLite gives NULL for the request of a run that has ended
         return value
     try:
@@ -415,7 +415,7 @@ def _decoder_for(kind: Any) -> Convert | None:
     decode = msgspec.json.Decoder(kind).decode
 
     def decode_or_empty(value: Any) -> Any:
-        """Decode a column; one that cannot be decoded must not hide the other rows of a list."""
+        """Decode a column; return an empty value if that fails, so that one bad row does not hide the others."""
         try:
             return decode(value)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -429,12 +429,12 @@ _ENCODERS: dict[Any, Convert] = {dict: encode, tuple: lambda value: encode(value
 
 
 def as_bytes(entry: bytes | str) -> bytes:
-    """Accept TEXT, to which someone may have changed an audit entry, so that the chain check can report it."""
+    """Convert TEXT to bytes: an audit entry that someone changed to TEXT is then reported by the chain check."""
     return entry.encode() if isinstance(entry, str) else entry
 
 
 class AuditTable(Table[store.AuditRow]):
-    """The audit log, whose million rows a verification decodes."""
+    """The audit log, of which many rows are decoded at a time."""
 
     def all(self, rows: Sequence[Row]) -> list[store.AuditRow]:
         found = [store.AuditRow(*row) for row in rows]
