@@ -804,6 +804,26 @@ async def test_threads_of_agent_code_reach_neither_network_nor_processes(effect:
             pool.submit(_connect).result(TIMEOUT)  # allowed again
 
 
+async def test_process_that_has_replayed_a_run_exits_without_errors() -> None:
+    """When a process exits, the globals of modules become None while objects are still finalized."""
+    program = """
+import sys, types
+early = sys.modules["early"] = types.ModuleType("early")  # modules that were imported first are cleared last
+from atlas_agents.testing.replay import sealed
+
+class Late:
+    def __del__(self, audit=sys.audit):
+        audit("late")
+
+with sealed():
+    early.late = Late()
+sys.addaudithook(lambda *_, kept=(early, sys.modules["atlas_agents.testing.replay"]): None)
+"""
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stderr=subprocess.PIPE)
+    _, errors = await process.communicate()
+    assert (process.returncode, errors) == (0, b"")
+
+
 async def test_other_tasks_connect_while_a_replay_runs() -> None:
     replaying, connected = asyncio.Event(), asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""Replay: run a finished turn again, offline, from its journal, and compare what it does now with what it did then.
+"""Replay: run a finished turn again, offline, from its journal, and compare its behaviour with the record.
 
 The turn goes through the same agent loop and the same checks of tool calls as a turn that is resumed after a crash.
 Replies, results of tools, approvals and decisions of hooks come from the record; no model is called and no tool is run.
@@ -219,8 +219,9 @@ def _install_guard() -> None:
         util.spawnv_passfds = audited  # pyrefly: ignore[bad-assignment] - it takes and returns the same
 
 
-def _refuse_effects(event: str, arguments: Any) -> None:
-    if event not in _BLOCKED:
+def _refuse_effects(event: str, arguments: Any, blocked: frozenset[str] = _BLOCKED) -> None:
+    """Refuse an event while a replay runs. `blocked` is an argument because globals are None when the process exits."""
+    if event not in blocked:
         return
     if _replaying.get() or (_replay_threads and get_ident() not in _replay_threads):
         what = "a replay or a crash test, which neither use the network nor start processes"
@@ -268,11 +269,11 @@ class ReplayJournal(Journal):
         )
 
     def is_settled(self, call: ToolCall, *, repeatable: bool) -> bool:
-        """Return False, so that every call is checked by the current policy."""
+        """Return False, so that the current policy checks every call."""
         return False
 
     def has_intent(self, call: ToolCall) -> bool:
-        """Return True, so that hooks are not asked: what they decided is in the record."""
+        """Return True, so that hooks are not called: their decisions are in the record."""
         return True
 
     def next_reply(self) -> Message | None:
@@ -295,7 +296,7 @@ class ReplayJournal(Journal):
         return self._comparison.decision(decision)
 
     async def record_intent(self, call: ToolCall, *counts: Any) -> None:
-        """Refuse to go on: after an intent, a tool is run."""
+        """Raise an error: a tool would run after an intent."""
         raise ReplayBlocked(f"a replay does not run the tool {call.name!r}")
 
     async def record_outcome(
@@ -329,7 +330,7 @@ class RecordedApprovals(JournaledApprovals, kw_only=True):
 
 
 class RecordedGrants(Approvals):
-    """Approvals of a replay: standing approvals that a call had when it was recorded."""
+    """Approvals of a replay: the standing approvals at the time of the record."""
 
     def __init__(self, record: RunRecord) -> None:
         super().__init__(wait=True)
@@ -341,7 +342,7 @@ class RecordedGrants(Approvals):
         return str(meta["approved_by"]) if "approved_by" in meta and question.call_id not in asked else None
 
     async def save_question(self, question: Question, store: ApprovalStore | None) -> tuple[Question, Answer | None]:
-        """Also if no one could be asked when the turn was recorded."""
+        """Save a question; raises Declined if no person could be asked when the turn was recorded."""
         meta = self._record.verdicts.get(question.call_id, {})
         if meta.get("declined") == f"{question.tool} requires approval, and no one can be asked":
             raise Declined(meta["declined"])
@@ -349,7 +350,7 @@ class RecordedGrants(Approvals):
 
 
 async def cancel_turn() -> None:
-    """Cancel the turn that calls this, as it was cancelled when it was recorded."""
+    """Cancel the calling turn, as in the record."""
     task = asyncio.current_task()
     if task is not None:
         task.cancel()
@@ -357,7 +358,7 @@ async def cancel_turn() -> None:
 
 
 class ReplayRuntime(AgentRuntime):
-    """Runtime of a replay, whose models answer nothing that is not in the record."""
+    """Runtime of a replay: its models return only recorded replies."""
 
     def __init__(self, comparison: RunComparison, **options: Any) -> None:
         super().__init__(**options)
@@ -377,7 +378,7 @@ class ReplayRuntime(AgentRuntime):
 
 
 class _UnknownProvider(BaseProvider):
-    """Stands for a provider that is not configured here."""
+    """Placeholder for a provider that is not configured here."""
 
     def __init__(self, id: str) -> None:
         self.id = id
@@ -391,11 +392,11 @@ class _UnknownProvider(BaseProvider):
 
 
 class _OtherAttempt(Exception):
-    """A model is asked that was not asked at this point when the turn was recorded."""
+    """Raised if a model is asked that was not asked at this point in the record."""
 
 
 class _RecordedModel(BaseProvider):
-    """A model in a replay: each request to it fails as it did, or is answered without content."""
+    """A model in a replay: each request fails as recorded, or is answered without content."""
 
     def __init__(self, route: Route, pending: deque[FailedAttempt]) -> None:
         self.inner, self.id = route.provider, route.provider.id
@@ -417,7 +418,7 @@ class _RecordedModel(BaseProvider):
 
 
 _ANSWERED = ""
-"""Kind of the attempt that was answered."""
+"""Kind of a successful attempt."""
 
 
 class RecordedModels(Failover):
@@ -426,7 +427,7 @@ class RecordedModels(Failover):
     def __init__(self, routes: Sequence[Route], policy: RetryPolicy | None, comparison: RunComparison) -> None:
         self._comparison = comparison
         self.pending = deque[FailedAttempt]()
-        """Attempts that are still to be made again."""
+        """Recorded attempts that have not been repeated yet."""
         super().__init__([Route(_RecordedModel(route, self.pending), route.model) for route in routes], policy)
         # what other turns have learned of the models' context windows does not matter
         self.limits = tuple(
@@ -464,7 +465,7 @@ class RecordedTurn(TurnProvider):
         raise ReplayError("the record has no reply of the model at this point")
 
     async def repeat(self, request: Request, failed: Sequence[FailedAttempt], answered: str = "") -> None:
-        """Make the failed attempts of a request again with the current retry policy, and compare what follows."""
+        """Repeat the failed attempts of a request with the current retry policy, and compare the outcome."""
         known = {route.label for route in self._models.routes}
         if not failed or not known.issuperset([*[each.model for each in failed], *filter(None, [answered])]):
             self._comparison.skip_attempts(failed)
@@ -502,7 +503,7 @@ def load_agents(target: str) -> Atlas:
 
 
 class AgentSource(msgspec.Struct, frozen=True):
-    """How a saved test builds the agents: an import line and an expression."""
+    """Source code with which a saved test builds the agents: an import line and an expression."""
 
     expression: str
     import_line: str = "from atlas_agents.testing import load_agents, replay"
@@ -513,8 +514,8 @@ async def save_case(
 ) -> ReplayResult:
     """Write a recorded run without its secrets as a pytest case: the test at `path`, and its data beside it.
 
-    The test expects what the turn does now. Returns the replay of the run as it was recorded; raises ReplayError if
-    the turn does not do what was recorded.
+    The test expects the current behaviour of the turn. Returns the replay of the recorded run; raises ReplayError if
+    the turn already differs from the record.
     """
     atlas, data = read_agents(atlas), path.with_suffix(".json")
     if path.suffix != ".py" or not path.name.startswith("test_"):
