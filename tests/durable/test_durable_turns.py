@@ -59,14 +59,14 @@ async def test_session_continues_in_another_process(tmp_path: Path) -> None:
     assert list(model.requests[0].messages[:4]) == before
 
 
-async def test_turn_with_one_call_takes_five_transactions(tmp_path: Path) -> None:
+async def test_turn_with_one_call_takes_four_transactions(tmp_path: Path) -> None:
     async with (
         open_atlas(tmp_path) as store,
         in_memory_atlas(Scripted(calls("act", n=1), says("Done.")), [act], store=store) as atlas,
     ):
         before = store.transactions
         await atlas.ask("go")
-        assert store.transactions - before == 5
+        assert store.transactions - before == 4
 
 
 async def test_store_records_how_a_run_ended() -> None:

@@ -678,6 +678,6 @@ async def test_turn_with_a_tool_call_writes_few_pages(store: SqliteStore) -> Non
         names = dict(connection.execute("SELECT pageno, name FROM dbstat"))
         assert connection.execute("PRAGMA page_size").fetchone() == (1024,)
     written = Counter(names.get(page, "free") for page, _ in frames)
-    assert sum(ends for _, ends in frames) == 5 * turns
+    assert sum(ends for _, ends in frames) == 4 * turns
     assert len(frames) <= 41 * turns, written
     assert written["journal_rows"] <= 7 * turns, written

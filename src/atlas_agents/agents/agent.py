@@ -36,7 +36,7 @@ from atlas_agents.tools.context import ToolContext
 from atlas_agents.tools.tool import Tool, ToolLike
 
 ASK_PARAMETERS = {"request": {"type": "string", "description": "Everything it needs to know; it sees nothing else."}}
-"""Parameters of a tool that asks an agent."""
+"""JSON schema of the parameters of an agent tool."""
 ASK_TIMEOUT = 300.0
 
 
@@ -54,7 +54,7 @@ class Agent:
         system_prompt: Instructions that precede every conversation.
         settings: Model settings such as `{"effort": "high"}`: a `ModelSettings` or a mapping of its fields.
         temperature: Sampling temperature; the same as in `settings`.
-        max_tokens: Most tokens in one reply; the same as in `settings`.
+        max_tokens: Maximum number of tokens in one reply; the same as in `settings`.
         stop: Sequences that end a reply; the same as in `settings`.
         tool_choice: `"auto"`, `"none"`, `"required"`, or the name of a tool.
         reset_tool_choice: Whether a forced tool is only forced until the first call of a turn, so that the model can
@@ -66,12 +66,12 @@ class Agent:
         role: Role under which a policy knows the agent.
         mode: `"tools"`, `"react"` or `"plan"`.
         parallel_tools: Whether the calls of one reply run concurrently.
-        max_rounds: Most model calls in one turn.
+        max_rounds: Maximum number of model calls in one turn.
         output_retries: How often an answer that does not match the requested output type may be corrected.
         budget: Limits of each turn such as `Budget(tokens=50_000)`; with a scope, of each session or of the agent.
         hands_off_to: Ids of agents that may take over the turn.
         tool_search: Number of tools above which the model is shown the tool `search_tools` in place of all of them.
-            What it finds stays for the session. By default all tools are shown.
+            Tools that it finds stay offered for the session. By default all tools are shown.
         interceptors: Hooks and guardrails of this agent's turns; in an Atlas they run after those of the Atlas.
     """
 
@@ -254,7 +254,7 @@ class Agent:
             output_retries: How often an answer that does not match may be corrected; the agent's number if None.
             user: The user for whom the turn runs.
             model: Reference of a model to use in this turn instead of the agent's.
-            max_rounds: Most model calls in this turn; the agent's number if None.
+            max_rounds: Maximum number of model calls in this turn; the agent's number if None.
             settings: Model settings such as `{"effort": "high"}`, which take precedence over the agent's.
             budget: Limits of this turn such as `Budget(tokens=20_000)`, in addition to the agent's.
             deps: A value for tools (`ToolContext.deps`), rules and dynamic prompts. It is not sent to a model.
@@ -371,7 +371,7 @@ class Agent:
         )
 
     def with_tools(self, tools: Iterable[ToolLike], model: Model | None = None) -> "Agent":
-        """Internal: return a copy of this agent in which these tools replace those of the same names.
+        """Internal: return a copy of this agent with these tools in place of its tools of the same names.
 
         With `model`, that also replaces the agent's models.
         """
@@ -381,7 +381,7 @@ class Agent:
         return copied
 
     async def _answer_call(self, request: str, context: ToolContext) -> str:
-        """Answer another agent, whose turn the usage counts for."""
+        """Answer another agent; the usage counts as that of its turn."""
         conversation = Conversation()
         message = user(request, **({UNTRUSTED: list(context.untrusted)} if context.untrusted else {}))
         stream = self.send(message, session=conversation, user=context.user)

@@ -62,9 +62,9 @@ class Atlas:
         agents: Agents that can be addressed by their id.
         default_agent: The agent that answers if a turn names none; the first one by default.
         system_prompt: Instructions that precede every agent's own.
-        history: How much of a conversation is sent to the model.
-        store: Where sessions, runs and audit rows are stored; in memory if None.
-        policy: Who may call which tool.
+        history: Limits on the messages of a conversation that are sent to the model.
+        store: Store of sessions, runs and audit rows; in memory if None.
+        policy: Permission policy: which agents may call which tools.
         approve: A function that is asked about calls that need approval, or `Approvals`.
         interceptors: Hooks that see or change messages and requests.
         tenant: Owner of all stored rows.
@@ -79,7 +79,7 @@ class Atlas:
         dispatcher: Where runs execute: in this process by default, or on a cluster.
         deps: A function of the turn's context that makes the `deps` of a turn that was sent without them, or that is
             resumed after a crash.
-        telemetry: Records turns with OpenTelemetry, `OpenTelemetry()`; nothing is recorded if None.
+        telemetry: `OpenTelemetry()` to record turns with OpenTelemetry; None records nothing.
     """
 
     def __init__(
@@ -213,11 +213,11 @@ class Atlas:
         return self._governance.limiter.limits
 
     def hide(self, text: str) -> str:
-        """Redact known secrets, and what looks like one, in a text."""
+        """Redact known secrets, and text that looks like a secret."""
         return self._governance.redactor.text(text)
 
     def hide_values(self, value: Any) -> Any:
-        """Redact known secrets, and what looks like one by its name or its format, in plain data."""
+        """Redact known secrets in plain data, and values that look like a secret by their name or format."""
         return self._governance.redactor.value(value)
 
     def keep_secret(self, *secrets: Secret) -> None:
@@ -226,7 +226,7 @@ class Atlas:
 
     @property
     def telemetry(self) -> Telemetry:
-        """Internal: where turns report what they do."""
+        """Internal: the telemetry to which turns report."""
         return self._runtime.telemetry
 
     @property
@@ -388,8 +388,8 @@ class Atlas:
             client_tools: Tools that you run: the turn waits until `post_results` gets the results of their calls, which
                 the event `tool:pending` names.
             chain: The delegation that the turn belongs to.
-            traceparent: Trace context (W3C) that the turn belongs to; by default the current span, if there is one.
-            tracestate: What tracing systems added to that trace context (W3C); an invalid one is dropped.
+            traceparent: W3C trace context of the caller; by default that of the current span, if there is one.
+            tracestate: W3C tracestate that belongs to `traceparent`; an invalid one is dropped.
         """
         options = read_options(
             output=output,
@@ -534,7 +534,7 @@ class Atlas:
         check_client_tools(offer, self._tool_names())
 
     def reserve_tool_names(self, names: Callable[[], Iterable[str]]) -> None:
-        """Have a function return names of further tools that client tools must not have."""
+        """Register a function that returns further reserved names, which client tools must not have."""
         self._reserved_names = names
 
     def _tool_names(self) -> list[str]:
@@ -582,7 +582,7 @@ class Atlas:
         return await self._runtime.store.usage(self._runtime.tenant, since=since, until=until)
 
     async def budget_status(self, *, user: str = "", session: str = "") -> list[BudgetStatus]:
-        """Return what is used and left of the budgets of the tenant, all agents, a user and, if given, a session."""
+        """Return the used and remaining budgets of the tenant, all agents, a user and, if given, a session."""
         book = self._governance.budgets
         plan = (await self.tenancy.plan()).tokens if self._governance.team_services is not None else None
         shared = [Budget(tokens=plan, scope="tenant", per="month")] if plan else []
@@ -621,8 +621,8 @@ class Atlas:
 
         Without a session nothing is stored, and `messages` may be a whole history. With one, the turn belongs to it
         like those of `ask`; on a cluster, the steps are then those of another process and not in the result. For the
-        other options see `send`. If the turn fails, the error's `result` has what there is: the steps, the usage and
-        the messages.
+        other options see `send`. If the turn fails, the error's `result` is partial: it has the steps, the usage and
+        the messages so far.
         """
         past, last = split_messages(messages)
         if session is not None and (past or last is None):
@@ -667,8 +667,8 @@ class Atlas:
         return await self._runner.recover()
 
     def on_resume(self, follow: runner.FollowResumed) -> None:
-        """Have a function follow every turn that is resumed here: it is called with the run's row before that, and what
-        it returns is called with the stream."""
+        """Register a function that follows every turn that is resumed here: it is called with the run's row before the
+        turn resumes, and returns a function that is called with the stream."""
         self._runner.on_resume(follow)
 
     @property
@@ -694,7 +694,8 @@ class Atlas:
             listener: The function, which receives the event.
             background: Whether the function may take as long as it needs. Turns do not wait for it; `close` does, for
                 up to 5 seconds.
-            max_queue: Most events that wait for a function in the background; beyond that the oldest is skipped.
+            max_queue: Maximum number of waiting events of a function in the background; beyond it the oldest is
+                skipped.
         """
         return self._runtime.subscribers.on(name, listener, background=background, max_queue=max_queue)
 

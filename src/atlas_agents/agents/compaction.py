@@ -2,7 +2,7 @@
 
 Old large tool results are cleared first. If that is not enough, a model summarises the older messages. The summary is
 a message of the conversation and a step of the journal, so that later turns use it and a resumed run does not write it
-again. Nothing is deleted: the summary only replaces older messages in what the model is sent. A summary that fails, or
+again. Nothing is deleted: the summary only replaces older messages in requests to the model. A summary that fails, or
 that is malformed, replaces nothing; the oldest messages are then left out.
 """
 
@@ -28,14 +28,14 @@ from atlas_agents.providers.failover import TurnProvider, request_tokens
 
 logger = logging.getLogger(__name__)
 _MIN_SAVING = 0.1
-"""Share of the available tokens that clearing or summarising has to save."""
+"""Minimum saving by clearing or summarising, as a share of the available tokens."""
 _SUMMARY_SHARE = 0.15
 _MAX_SUMMARY = 2000
-"""Tokens of a summary: this share of the available tokens, and at most this many."""
+"""Maximum size of a summary: this share of the available tokens, and this number of tokens."""
 _TRANSCRIPT_SHARE = 0.6
 _CHARACTERS_PER_TOKEN = 3
 _LENGTHS = (8000, 4000, 2000, 1400, 1000, 700, 500, 350, 250, 150)
-"""Characters of one message in the transcript; the first length with which all of them fit is used."""
+"""Lengths to which messages of the transcript are cut; the first length with which all messages fit is used."""
 _TAGS = re.compile(r"<summary>(.*)</summary>", re.DOTALL)
 _FILE_TYPES = (
     "c|cc|cfg|conf|cpp|cs|css|csv|docx?|env|gif|go|h|html?|ini|ipynb|java|jpe?g|js|json|jsonl|jsx|kt|lock|log|md|mp3|mp4|"
@@ -59,7 +59,7 @@ words."""
 
 
 class SummaryPlan(msgspec.Struct, frozen=True):
-    """What a summary replaces: `covered` are its messages, the last of which has the id `through`."""
+    """Plan of a summary: it replaces the messages `covered`, the last of which has the id `through`."""
 
     covered: list[Message]
     kept: tuple[str, ...]
@@ -67,7 +67,7 @@ class SummaryPlan(msgspec.Struct, frozen=True):
 
 
 async def compact(run: Run, compaction: history.Compaction, available: float) -> None:
-    """Make space in the conversation of a run, whose model can be sent `available` tokens of it."""
+    """Compact the conversation of a run, so that it fits into `available` tokens."""
     before = run.history.tokens(run.messages)
     if compaction.clear_results:
         _clear_results(run, compaction.keep * available, _MIN_SAVING * available)
@@ -118,7 +118,7 @@ def _tail_start(run: Run, units: Sequence[Sequence[Message]], keep: float) -> in
 
 
 def _plan(run: Run, keep: float) -> SummaryPlan | None:
-    """Decide which messages a summary replaces: all before the newest ones, except pinned ones and the question."""
+    """Plan which messages a summary replaces: all before the newest ones, except pinned messages and the question."""
     units = history.split_units(run.messages[run.inherited_count :])
     if not units:
         return None
@@ -157,7 +157,7 @@ async def _write_summary(
 
 
 async def ask_beside(run: Run, provider: base.Provider, prompt: str, system: str) -> str:
-    """Have a model answer a prompt that does not belong to the conversation, within the turn's budget."""
+    """Ask a model a question outside the conversation, within the turn's budget."""
     request = base.Request(messages=(user(prompt),), system=system, metadata=run.context.metadata)
     async with _reserve(run, provider, request) as call:
         text, done, call.usage = await _ask(run, provider, call.request)
@@ -168,7 +168,7 @@ async def ask_beside(run: Run, provider: base.Provider, prompt: str, system: str
 
 
 def _limit(provider: base.Provider) -> float:
-    """Return how many tokens every model that may answer can be sent."""
+    """Return the number of tokens that fits into the context window of every model that may answer."""
     limits = [limit.tokens for limit in provider.limits] if isinstance(provider, TurnProvider) else []
     return min(limits, default=math.inf)
 
@@ -202,7 +202,7 @@ class _Call:
 
 @asynccontextmanager
 async def _reserve(run: Run, provider: base.Provider, request: base.Request) -> AsyncGenerator[_Call]:
-    """Reserve what the call may use in the turn's budget, and settle what it used."""
+    """Reserve the call's maximum usage in the turn's budget, and settle its real usage."""
     call, budget = _Call(request), await run.scope.refresh_budget()
     if budget is None:
         yield call
@@ -221,7 +221,7 @@ async def _reserve(run: Run, provider: base.Provider, request: base.Request) -> 
 
 
 async def _ask(run: Run, provider: base.Provider, request: base.Request) -> tuple[str, base.DoneChunk, events.Usage]:
-    """Return the text of a reply, its end, and what it used."""
+    """Return the text of a reply, its stop reason, and its usage."""
     with ModelCallTrace(run.trace, provider, run.settings.id) as call:
         text, done = await _receive(provider, request, call)
         usage = run.meter.add(done.model or provider.id, _complete_usage(done.usage, request), provider.id)

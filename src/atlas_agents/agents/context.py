@@ -125,7 +125,7 @@ async def _make_choice(choice: ToolChoice, context: "TurnContext[Any]") -> bool 
 
 
 class RuleOrigin(msgspec.Struct, frozen=True):
-    """A rule, the context that defines it, and whether its condition holds."""
+    """Origin of a rule: the context that defines it, and whether its condition holds."""
 
     text: str
     source: str
@@ -134,7 +134,7 @@ class RuleOrigin(msgspec.Struct, frozen=True):
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """A tool or a metadata value, the context that defines it, and the contexts whose value it overrides."""
+    """Origin of a tool or a metadata value: the context that defines it, and the contexts whose value it overrides."""
 
     name: str
     value: Any
@@ -351,14 +351,14 @@ class Context:
 class TurnContext(Context, Generic[Deps]):
     """The context of one turn, which conditions, dynamic prompts and hooks receive.
 
-    Rules and tools are those of the agent. What is set in `metadata` belongs to the session.
+    Rules and tools are the agent's. Values set in `metadata` belong to the session.
 
     Attributes:
         conversation: The conversation; `messages` are those of the agent's context, then its own.
         user: The user for whom the turn runs; empty if none was named.
         agent_id: The agent that answers.
         run_id: The id of the turn.
-        deps: What the caller passed as `deps=…`.
+        deps: The value that the caller passed as `deps=…`.
     """
 
     __slots__ = ("_base", "_run", "agent_id", "conversation", "deps", "run_id", "user")
@@ -411,7 +411,7 @@ class TurnContext(Context, Generic[Deps]):
     async def ask_model(self, prompt: str, *, model: Any, system: str = "") -> str:
         """Have a model, such as `openai/gpt-5-nano`, answer a question of its own, without the conversation.
 
-        What it uses counts as usage of the turn.
+        The usage counts as usage of the turn.
         """
         run = self._run()
         if run is None:

@@ -1,11 +1,11 @@
-"""History: which messages of a conversation the model is sent.
+"""History: selects the messages of a conversation that are sent to the model.
 
 A tool call is never separated from its result, and the newest user message is always included. Older messages may be
 replaced by a summary, and large tool results by a note; the stored conversation stays complete.
 
-`RequestRecorder` records what was sent, so that a replay can name what has changed. A reply's step in the journal has
-two digests: one of the messages, and one of everything else, its outline. What the outline stands for is stored once
-per tenant under its own digest. Text of one turn is stored only in the turn's own journal, and is deleted with it.
+`RequestRecorder` records requests, so that a replay can name what has changed. A reply's step in the journal has
+two digests: one of the messages, and one of everything else, its outline. The contents of the outline are stored once
+per tenant, by digest. Text of one turn is stored only in the turn's own journal, and is deleted with it.
 """
 
 import hashlib
@@ -51,7 +51,7 @@ _CHARACTERS_PER_TOKEN = 3
 _SHORTENED = "shortened"
 _CLEARED = "cleared"
 _LARGE_RESULT = 400
-"""Tokens of a tool result that is cleared."""
+"""Minimum size, in tokens, of a tool result that is cleared."""
 _WITHOUT_REASONING = "without_reasoning"
 _REASONING_BLOCKS = ("thinking", "redacted_thinking", "reasoning")
 
@@ -60,7 +60,7 @@ class Compaction(msgspec.Struct, frozen=True):
     """When and how older messages are replaced by a summary; the stored conversation stays complete.
 
     Args:
-        threshold: Share of the tokens that are available for the conversation at which it is compacted.
+        threshold: Share of the available tokens at which a conversation is compacted.
         keep: Share of them for the newest messages, which stay as they are.
         model: Reference of the model that writes the summary; by default the agent's own.
         window: Context window of the agent's models in tokens, instead of the one in the model catalogue.
@@ -88,8 +88,8 @@ class History(msgspec.Struct, frozen=True):
     """Limits on the messages sent to the model; stored conversations stay complete.
 
     Args:
-        max_messages: Most messages in a request; None for no limit.
-        max_tokens: Most tokens of messages in a request; None for what the model can be sent.
+        max_messages: Maximum number of messages in a request; None for no limit.
+        max_tokens: Maximum tokens of messages in a request; None for as many as fit into the model's context window.
         count: Function that counts the tokens of a message.
         compaction: Summarises older messages before they would be left out; None to leave them out.
     """
@@ -109,7 +109,8 @@ class History(msgspec.Struct, frozen=True):
     def select(self, messages: Sequence[Message], available: float = math.inf) -> Sequence[Message]:
         """Return the newest messages within the limits, always with the newest user message and the newest unit.
 
-        `available` is how many tokens the model can be sent. A tool result that does not fit is shortened.
+        `available` is the number of tokens that fits into the model's context window. A tool result that does not fit
+        is shortened.
         """
         limit = available if self.max_tokens is None else min(available, self.max_tokens)
         if self.max_messages is None and (limit == math.inf or self.tokens(messages) <= limit):
@@ -134,7 +135,7 @@ class History(msgspec.Struct, frozen=True):
         return _drop_leading_replies(units, sorted(selected))
 
     def _fit(self, unit: list[Message], available: float, *, whole: bool) -> list[Message]:
-        """Shorten a unit that takes more than half of what is available, unless it is the message to answer."""
+        """Shorten a unit that takes more than half of the available tokens, unless it is the message to answer."""
         if whole or self.tokens(unit) <= available / 2:
             return unit
         return [shorten(message, max(int(available / 2 / len(unit)), 1)) for message in unit]
@@ -189,7 +190,7 @@ def cut(text: str, length: int) -> str:
 
 
 class SummaryInfo(msgspec.Struct, frozen=True):
-    """What a summary replaces: all messages up to `through`, except those in `kept` and those that are pinned."""
+    """Coverage of a summary: it replaces all messages up to `through`, except those in `kept` and pinned ones."""
 
     through: str
     kept: tuple[str, ...] = ()
@@ -200,7 +201,7 @@ class SummaryInfo(msgspec.Struct, frozen=True):
 
 
 def read_summary(message: Message) -> SummaryInfo | None:
-    """Return what a message summarises; None if it summarises nothing."""
+    """Return the coverage of a summary message; None for any other message."""
     given: Any = message.metadata.get(SUMMARY)
     if given is None:
         return None
@@ -228,7 +229,7 @@ def apply_summary(messages: list[Message]) -> list[Message]:
 
 
 class ContextState:
-    """What the model was last sent of a conversation; kept in memory while the conversation is."""
+    """Context state of a conversation: its cleared, dropped and summarised parts. Kept in memory with it."""
 
     __slots__ = ("cleared", "failed_at", "has_summary", "prefix", "scanned", "stale")
 
@@ -238,11 +239,11 @@ class ContextState:
         self.failed_at = 0
         """Tokens of the conversation when its last summary failed."""
         self.scanned = 0
-        """Number of messages among which summaries were looked for."""
+        """Number of messages that were searched for summaries."""
         self.has_summary = False
         self.prefix: tuple[str, ...] | None = None
         self.stale = ""
-        """Id of the message up to which reasoning is bound to a beginning that the model is no longer sent."""
+        """Id of the message up to which reasoning is bound to a beginning that is no longer sent to the model."""
 
 
 _states: weakref.WeakKeyDictionary[Conversation, ContextState] = weakref.WeakKeyDictionary()
@@ -397,19 +398,19 @@ def _or_infinite(limit: int | None) -> float:
 KIND = "request"
 """Kind of the records under which contents are stored."""
 MAX_TAIL = 4000
-"""Characters of turn-specific text in the system prompt that are stored; of longer text only the digest is."""
+"""Maximum length of stored turn-specific text of the system prompt; of longer text, only the digest is stored."""
 _DIGEST = "request_digest"
 _get_digest = attrgetter(_DIGEST)
 _KNOWN, _OUTLINES = 10_000, 100
 
 
 class RequestRecord(msgspec.Struct, frozen=True, array_like=True):
-    """What a round sent. `outline` and `messages` are digests, `count` is the number of messages.
+    """Record of the request of one round. `outline` and `messages` are digests, `count` is the number of messages.
 
     `tail` is the digest of the part of the system prompt that belongs to the turn, and `text` the part itself, unless
-    the round before had the same one. `limit` are the tokens that were available for the messages, if these did not
-    fit, and `cleared` is the message up to which large results were left out. `metadata` is that of the session; None
-    if it is the same as in the round before. `failed` are the attempts before the one that was answered.
+    the round before had the same one. `limit` is the number of tokens that was available for the messages, if they did
+    not fit, and `cleared` is the message up to which large results were left out. `metadata` is the session's; None if
+    it is the same as in the round before. `failed` lists the attempts before the successful one.
     """
 
     outline: str
@@ -434,14 +435,14 @@ class RequestOutline(msgspec.Struct, frozen=True):
 
 
 class StoredContent(msgspec.Struct, frozen=True):
-    """A content as it is stored: its text, and the day on which a process last stored it."""
+    """Stored content of a request: its text, and the day on which a process last stored it."""
 
     day: str
     text: str
 
 
 class SentRequest(msgspec.Struct, frozen=True):
-    """A request with what is needed to record it. `fixed` is the part of the system prompt that turns share."""
+    """A request to record. `fixed` is the part of the system prompt that turns share."""
 
     request: Request
     fixed: str = ""
@@ -456,12 +457,12 @@ def digest(content: bytes) -> str:
 
 
 def messages_digest(messages: Sequence[Message]) -> str:
-    """Return the digest of what a model reads of messages: roles and parts, but neither ids nor times."""
+    """Return the digest of the parts of messages that a model reads: roles and contents, but neither ids nor times."""
     return MessagesDigest().update(messages)
 
 
 class MessagesDigest:
-    """The digest of the messages of a conversation's last request; of the next one it reads only what was added."""
+    """Incremental digest of a conversation's messages: each update reads only the messages that were added."""
 
     __slots__ = ("_hash", "_messages")
 
@@ -515,7 +516,7 @@ def _message_digest(message: Message) -> bytes:
 
 
 class _KnownOutline(msgspec.Struct, frozen=True):
-    """The outline of a request and its digest, with what they were made of besides the system prompt."""
+    """The outline of a request and its digest, with their sources besides the system prompt."""
 
     parts: tuple[object, ...]
     output: str
@@ -523,14 +524,14 @@ class _KnownOutline(msgspec.Struct, frozen=True):
     key: str
 
     def is_of(self, parts: tuple[object, ...]) -> bool:
-        """Return whether it was made of the same objects; equal ones may be encoded differently, as 1 and 1.0 are."""
+        """Return whether it was made of the same objects. Equal ones may be encoded differently, such as 1 and 1.0."""
         return len(self.parts) == len(parts) and all(map(operator.is_, self.parts, parts))
 
 
 class RequestContents:
-    """The digests of a request's parts, and the contents that they stand for.
+    """Contents of a request's parts, by digest.
 
-    `known` are outlines by their system prompt, to which the one of the request is added.
+    `known` caches outlines by system prompt; the request's outline is added.
     """
 
     def __init__(
@@ -601,7 +602,7 @@ def _tool_digest(tool: ToolSpec) -> str:
 
 
 class RequestRecorder:
-    """Records requests. It knows which contents the store has, so that each is written once a day at most."""
+    """Records requests. It remembers which contents are stored, so that each is written at most once a day."""
 
     def __init__(self, clock: Clock, redact: Callable[[Any], Any]) -> None:
         self._clock = clock
@@ -626,7 +627,7 @@ class RequestRecorder:
         return contents.record(previous_tail, metadata, messages.update), writes
 
     def redact_failed(self, failed: Sequence[FailedAttempt]) -> tuple[FailedAttempt, ...]:
-        """Return failed attempts as they are recorded, without known secrets in their messages."""
+        """Return failed attempts without known secrets in their messages."""
         return _redact_failed(failed, self._redact)
 
     def mark_stored(self, writes: Sequence[PutRecord]) -> None:

@@ -52,8 +52,8 @@ _hung = BackgroundTasks("listener that timed out")
 class Interceptor(msgspec.Struct, frozen=True):
     """Hooks: up to seven functions, sync or async, that see messages, requests and tool calls on their way.
 
-    Each may return None (no change) or a changed value, and raise `Refused`. Each may take one more parameter, the
-    context of the turn (`TurnContext`), with its user, session, metadata and `deps`.
+    A hook returns None (no change) or a changed value, or raises `Refused`. It may take one more parameter, the context
+    of the turn (`TurnContext`), with the user, session, metadata and `deps`.
 
     Attributes:
         outgoing: Called with the user's message. May return a message, or a list: all but the last are added to the
@@ -63,8 +63,8 @@ class Interceptor(msgspec.Struct, frozen=True):
             is the reply instead of the model's. `Refused`, or any other error, stops the turn.
         before: Called with the user's message as it will be sent and the actor of the turn. May return one message to
             insert before it.
-        output: Called with text of the model, also its thinking, which is held back until then: nothing that is not
-            checked is streamed or stored. May return another text. `Refused`, or any other error, stops the turn.
+        output: Called with the model's text and thinking. Text is held back until it is checked, so nothing unchecked
+            is streamed or stored. May return another text. `Refused`, or any other error, stops the turn.
         hold: How much text is held back and passed to `output` at a time: `sentence`, or `answer` for all of it.
         tool_call: Called with a tool call that is permitted, before its arguments are validated and a person is asked.
             May return the call with other arguments, or a `ToolResult`, which answers the call without running it.
@@ -126,7 +126,7 @@ class _HeldChunks:
     def __init__(self, *, whole: bool) -> None:
         self._whole = whole
         self._text: list[str] = []
-        """Since the last end of a sentence."""
+        """Text since the last end of a sentence."""
         self._thinking: list[str] = []
 
     def add(self, chunk: Chunk) -> list[Chunk]:
@@ -256,7 +256,7 @@ class Interceptors:
         return self if self._tool_call or self._tool_result else None
 
     async def before_call(self, call: ToolCall, context: Any) -> HookRecord | None:
-        """Return what the `tool_call` hooks decide, up to the first that answers, refuses or fails."""
+        """Return the decision of the `tool_call` hooks: they run up to the first that answers, refuses or fails."""
         actions: list[HookAction] = []
         changed = call
         answer: ToolResult | None = None
@@ -312,7 +312,7 @@ class Interceptors:
     def _diagnose(
         self, error: BaseException, hook: _Hook, call: ToolCall, did: Literal["refused", "withheld result"]
     ) -> tuple[HookAction, str]:
-        """Return what the audit log says about a hook that raised, and what the model reads: never a stack trace."""
+        """Describe a hook's exception for the audit log and for the model, without a stack trace."""
         if isinstance(error, _HookTimeout):
             return HookAction(hook.name, "failed", str(error)), f"{error}."
         if isinstance(error, Refused):
@@ -377,7 +377,7 @@ def _require(kind: type[T], value: Any, hook: _Hook) -> T:
 
 
 def _count_parameters(function: Callable[..., Any]) -> int:
-    """Return how many values a function takes by position."""
+    """Return the number of positional parameters of a function."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -407,7 +407,7 @@ class Listener:
         self._format_trace = format_trace
         self._timeout = timeout
         self._max_queue = max_queue
-        """Longest queue of a listener in the background; 0 for others."""
+        """Maximum queue length of a listener in the background; 0 for others."""
         self._queue: deque[Event] = deque()
         self._task: asyncio.Task[None] | None = None
         self._late: asyncio.Task[None] | None = None
@@ -443,9 +443,7 @@ class Listener:
         return self._late if self._late is not None and not self._late.done() else None
 
     def running(self, *, background: bool = False) -> "asyncio.Task[None] | None":
-        """Internal: return the task to wait for, if it is one of the wanted kind; none for a listener that timed
-        out.
-        """
+        """Internal: return the task to wait for if it is of the wanted kind; None for a listener that timed out."""
         if background is not bool(self._max_queue) or self._late is not None or self._task is None:
             return None
         return None if self._task.done() else self._task

@@ -33,7 +33,7 @@ _MAX_RESULT = 20_000
 _MAX_TASK = 200
 _PAGE = 50
 _PERMANENT = (errors.ConfigError, errors.Refused, errors.BadOutput, errors.BrokenHistory, errors.QuotaExceeded)
-"""Errors that another attempt would not change."""
+"""Error kinds for which a retry is pointless."""
 
 
 class Jobs:
@@ -204,7 +204,7 @@ class Jobs:
             self._deadlines[job.id] = self._services.clock.call_later(max(0.0, left), self.wake)
 
     def _on_done(self, job: store.JobRow, task: "asyncio.Task[bool]") -> None:
-        """Look for more work after progress; a job without progress waits for the next tick."""
+        """Check for more work after a job made progress; a job without progress waits for the next tick."""
         self._tasks.pop(job.id, None)
         freed_slot = job.id in self._active and self._executor.is_waiting(job.id)
         self._active.discard(job.id)
@@ -241,7 +241,7 @@ class Jobs:
 
 
 class JobExecutor:
-    """Runs jobs and notifies their askers. Idempotency keys keep it from repeating what was already done."""
+    """Runs jobs and notifies their askers. Idempotency keys prevent repeated work."""
 
     def __init__(
         self,
@@ -412,7 +412,7 @@ class JobExecutor:
         return None, f"{reply.text}\n\n{reply.refusal}".strip() if reply is not None else ""
 
     def _retry_or_fail(self, job: store.JobRow, failure: Exception) -> store.SetJob:
-        """Return the next state of a failed job: requeued with backoff, if another attempt may help and is left."""
+        """Return the next state of a failed job: requeued with backoff if attempts are left and a retry may help."""
         error = self._turns.hide(str(failure) or type(failure).__name__)
         if isinstance(failure, errors.Cancelled):
             return store.SetJob(job.id, "cancelled", job.epoch, error="turn was cancelled")
@@ -466,7 +466,7 @@ class JobExecutor:
             return DEFAULT_OPTIONS
 
     async def _marked(self, message: Message, session: str) -> Message:
-        """Mark a message with the untrusted content of the session that it comes from."""
+        """Mark a message with the untrusted sources of the session that it comes from."""
         rows = await self._store.messages(self._tenant, session) if session else []
         sources = dict.fromkeys(each for row in rows for each in row.message.untrusted)
         if not sources:

@@ -205,7 +205,8 @@ async def run_chain(run: Run, execute: TurnFunction = run_rounds) -> Message:
 async def call_model(run: Run) -> Message:
     """Return the model's next message, replayed from the journal if an earlier process received it.
 
-    A new reply is recorded before anything acts on it. The last one is recorded together with the end of the turn.
+    A new reply is recorded before anything acts on it. The last reply of a turn is recorded together with the end of
+    the turn; a reply with a single call that runs at once, together with the intent of that call.
     """
     journal = run.journal
     if journal is not None and journal.holds_reply:
@@ -231,9 +232,9 @@ async def call_model(run: Run) -> Message:
 
 
 async def _rebuild_request(run: Run, limit: int, cleared: str) -> SentRequest | None:
-    """Build the request of a recorded reply again; None if a hook answers it. The arguments are those of its record.
+    """Rebuild the request of a recorded reply from its record; None if a hook answers it.
 
-    What is known of the models' context windows by now does not matter.
+    Context limits that were learned since then are ignored.
     """
     state = context_state(run.conversation)
     if cleared != state.cleared:
@@ -244,7 +245,7 @@ async def _rebuild_request(run: Run, limit: int, cleared: str) -> SentRequest | 
 
 
 def _describe_sent(run: Run, request: base.Request) -> SentRequest:
-    """Describe a request for its record. Instructions of the turn do not belong to what turns share."""
+    """Describe a request for its record. Instructions of this turn are not part of the shared outline."""
     fixed, own = request.stable_system, run.options.instructions or ""
     fixed = fixed.removesuffix(own).removesuffix("\n\n") if own else fixed
     cleared = context_state(run.conversation).cleared
@@ -298,9 +299,10 @@ async def _reply_of_hook(run: Run, reply: Message) -> Message:
 async def _build_request(
     run: Run, sent: float = math.inf, *, recorded_limit: float | None = None
 ) -> base.Request | Message:
-    """Build the next request, or return a hook's reply. `sent` are the tokens of the one before, if it was too long.
+    """Build the next request, or return a hook's reply.
 
-    `recorded_limit` are the tokens that were available for the messages when the request was recorded.
+    `sent` is the size in tokens of the previous request, if it was too long. `recorded_limit` is the number of tokens
+    that was available for the messages when the request was recorded.
     """
     if not run.scope.has_chosen:
         await run.choose_tools()
@@ -323,7 +325,7 @@ async def _build_request(
 async def _select_messages(
     run: Run, system: str, tools: Sequence[ToolSpec], sent: float, recorded_limit: float | None
 ) -> Sequence[Message]:
-    """Return the messages of the next request: all of them, as far as one of the models can be sent as much."""
+    """Return the messages of the next request: all that fit into the context window of at least one of the models."""
     is_unknown, is_bound = run.history.compaction is None, False
     for limit in run.limits:
         is_unknown = is_unknown and limit.is_unknown
@@ -338,7 +340,7 @@ async def _select_messages(
 
 
 async def _find_available(run: Run, system: str, tools: Sequence[ToolSpec], sent: float) -> float:
-    """Return how many tokens the messages can have, after compacting a conversation that takes most of them."""
+    """Return the number of tokens available for messages; compact the conversation first if it takes most of them."""
     limited = [limit for limit in run.available if limit != math.inf]
     if not limited and (run.history.compaction is None or run.history.max_tokens is None):
         return math.inf
@@ -351,7 +353,7 @@ async def _find_available(run: Run, system: str, tools: Sequence[ToolSpec], sent
 
 
 async def _compact(run: Run, compaction: Compaction, overhead: int) -> None:
-    """Compact the conversation if it takes most of what its models can be sent."""
+    """Compact the conversation if it takes most of its models' context windows."""
     limits = [limit - overhead for limit in run.available]
     available = min([*limits, run.history.max_tokens or math.inf])
     if 0 < available < math.inf and run.history.tokens(run.messages) > compaction.threshold * available:
@@ -363,8 +365,8 @@ async def _compact(run: Run, compaction: Compaction, overhead: int) -> None:
 async def _system_prompt(run: Run) -> tuple[str, str]:
     """Join the Atlas's prompt, the agent's, the rules that apply, the context's system messages and the turn's own.
 
-    What may change from round to round comes last: conditional rules, and the format of the answer. The second value is
-    the text before it, which vendors can cache.
+    Parts that may change from round to round come last: conditional rules, and the format of the answer. The second
+    value is the text before them, which vendors can cache.
     """
     own = run.settings.system_prompt
     written = "" if isinstance(own, str) else await run.dynamic_prompt()
@@ -394,7 +396,7 @@ def _list_rules(title: str, rules: Sequence[str]) -> str:
 
 
 async def _stream_within(budget: TurnBudget, run: Run, request: base.Request) -> Message:
-    """Stream a reply; what it may use is reserved before, and what it used is settled after it."""
+    """Stream a reply: reserve its maximum usage before, and settle its real usage afterwards."""
     await _reserve(run, budget, _model_call(run, request))
     try:
         reply = await _stream(run, request)
@@ -428,7 +430,7 @@ async def _settle_failed(run: Run, budget: TurnBudget, *, sent: bool) -> None:
 
 
 def _partial_usage(run: Run, sent: bool = False) -> events.Usage | None:
-    """Estimate what an attempt used that did not complete; None if it was refused before it produced anything."""
+    """Estimate the usage of an incomplete attempt; None if it was refused before it produced anything."""
     parts = run.draft.parts()
     if run.reserved is None or not (parts or sent):
         return None
@@ -437,7 +439,7 @@ def _partial_usage(run: Run, sent: bool = False) -> events.Usage | None:
 
 
 async def _reserve(run: Run, budget: TurnBudget, call: ModelCall) -> None:
-    """Reserve for an attempt, whose output is limited to what is left."""
+    """Reserve tokens for an attempt; its output is limited to the rest of the budget."""
     run.reserved = await budget.reserve(call)
     _limit_output(run, run.reserved.max_tokens)
 
@@ -448,7 +450,7 @@ def _limit_output(run: Run, max_tokens: int | None) -> None:
 
 
 async def _reserve_again(run: Run, budget: TurnBudget, usage: events.Usage | None) -> None:
-    """Settle an attempt that was withdrawn, and reserve for the next one."""
+    """Settle a withdrawn attempt, and reserve tokens for the next one."""
     withdrawn = run.reserved
     if withdrawn is not None:
         usage, run.reserved = usage or _partial_usage(run), None
@@ -457,7 +459,7 @@ async def _reserve_again(run: Run, budget: TurnBudget, usage: events.Usage | Non
 
 
 async def _stream(run: Run, request: base.Request) -> Message:
-    """Stream a reply into the draft, and record how long its first chunk and its last one took."""
+    """Stream a reply into the draft, and record the time to its first and its last chunk."""
     emit, id, draft, waiting = run.emit, run.id, run.draft, True
     append, size, limit = draft.text_chunks.append, 0, LARGE
     done: base.DoneChunk | None = None
@@ -516,7 +518,7 @@ def _open_stream(
 
 
 def _check_size(size: int, draft: MessageDraft) -> int:
-    """Return the size at which to check again, if there is memory left for an answer of this size; else drop it."""
+    """Drop the answer if too little memory is left for this size; return the size at which to check again."""
     try:
         check_memory(size)
     except MemoryError:
@@ -532,7 +534,7 @@ async def _record_reply(run: Run, journal: Journal, reply: Message) -> None:
         if large:
             check_memory(len(reply.text))
         request, contents = run.take_request_record()
-        hold = not large and run.is_final and not reply.tool_calls and reply.metadata.get("stop_reason") != "pause"
+        hold = not large and _may_hold(run, reply)
         on_stored = partial(run.request_recorder.mark_stored, contents)
         recording = journal.record_reply(
             reply, run.settings.id, run.reply_usage, request, contents, hold=hold, on_stored=on_stored
@@ -540,8 +542,16 @@ async def _record_reply(run: Run, journal: Journal, reply: Message) -> None:
         await (recording if hold else finish_despite_cancel(recording))  # to hold it waits for nothing
 
 
+def _may_hold(run: Run, reply: Message) -> bool:
+    """Return whether a reply is recorded with the next step, which is the end of the turn, or follows at once."""
+    calls = reply.tool_calls
+    if calls:
+        return len(calls) == 1 and run.scope.runs_at_once(calls[0])
+    return run.is_final and reply.metadata.get("stop_reason") != "pause"
+
+
 async def _handle_other(run: Run, chunk: base.Chunk, call: ModelCallTrace) -> None:
-    """Handle a chunk other than text; a reset settles what the withdrawn attempt used."""
+    """Handle a chunk other than text; a reset settles the usage of the withdrawn attempt."""
     if type(chunk) is base.ResetChunk:
         call.restart()
         if run.scope.budget is not None:

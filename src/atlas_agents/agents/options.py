@@ -18,7 +18,7 @@ Mode: TypeAlias = Literal["tools", "react", "plan"]
 """How a turn runs: with native tool calls, with tools as text (ReAct), or as plan-and-execute."""
 MODES: tuple[Mode, ...] = get_args(Mode)
 WhenBusy: TypeAlias = Literal["queue", "steer", "reject", "interrupt"]
-"""What happens to a message while another turn of its session is running."""
+"""Handling of a message that arrives while another turn of its session is running."""
 WHEN_BUSY: tuple[WhenBusy, ...] = get_args(WhenBusy)
 
 
@@ -38,7 +38,7 @@ class AgentSettings(msgspec.Struct, frozen=True):
         role: Role under which a policy knows the agent.
         mode: `"tools"`, `"react"` or `"plan"`.
         parallel_tools: Whether the calls of one reply run concurrently.
-        max_rounds: Most model calls in one turn.
+        max_rounds: Maximum number of model calls in one turn.
         output_retries: How often an answer that does not match the requested output type may be corrected.
         hands_off_to: Ids of agents that may take over the turn.
         budget: Limits of each turn, of each session or of the agent.
@@ -84,7 +84,7 @@ class AgentSettings(msgspec.Struct, frozen=True):
 
 
 class HandoffPlan(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Which agents take part in a turn.
+    """Plan of the agents that take part in a turn.
 
     `agent_id` starts, or with `stays` the agent that answered last in the session. It may hand off to the agents in
     `hands_to`. The agents in `then` follow one after another, each with the answer of the one before.
@@ -103,7 +103,7 @@ class HandoffPlan(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class TurnOptions(msgspec.Struct, frozen=True):
-    """Options of one turn, passed whole from the caller to the run and stored with it, so that a resumed run has them.
+    """Options of one turn. They are stored with the run, so that a resumed run has the same options.
 
     Fields are stored under their names, except those that matter only while the message is accepted. An option that
     is added later should default to UNSET: it is then absent from the rows of turns that do not use it.
@@ -137,7 +137,7 @@ class TurnOptions(msgspec.Struct, frozen=True):
     instructions: str | msgspec.UnsetType = msgspec.UNSET
     """Instructions of this turn only, after the agent's own."""
     deps: Any = None
-    """What the caller passes to tools, rules and prompts: neither stored nor sent to a model."""
+    """Value for tools, rules and prompts that the caller passes: neither stored nor sent to a model."""
     client_tools: ClientTools | msgspec.UnsetType = msgspec.UNSET
     """Tools that the caller of the turn runs."""
     traceparent: str | msgspec.UnsetType = msgspec.UNSET

@@ -1,4 +1,4 @@
-"""Structured output: answers that must match a JSON schema or a Python type, checked whatever the provider promises."""
+"""Structured output: answers that must match a JSON schema or a Python type. They are always validated locally."""
 
 import json
 import re
@@ -59,7 +59,7 @@ class Output:
 
     @cached_property
     def _is_wrapped(self) -> bool:
-        """Whether vendors are sent an object around the schema, so that the answer may be in one."""
+        """Whether the schema is sent wrapped in an object, so that the answer may be wrapped as well."""
         return schemas.is_wrapped(self.spec.schema)
 
     def _parse_candidate(self, text: str) -> Any:
@@ -134,7 +134,7 @@ _from_known_type = lru_cache(maxsize=128)(_from_type)
 def _find_json(text: str) -> Iterator[str]:
     """Yield the JSON values of an answer: all of it, the content of code fences, then objects and lists in prose.
 
-    A value inside another one is not considered, nor a number or a word of the prose.
+    Nested values, and single numbers and words of the prose, are skipped.
     """
     decode = json.JSONDecoder().raw_decode
     for whole in (text, *[match[1].strip() for match in _FENCE.finditer(text)]):
@@ -158,7 +158,7 @@ def _find_json(text: str) -> Iterator[str]:
 def _partial_parser(wanted: Any, *, is_wrapped: bool) -> ParsePartial:
     """Return a parser for the beginning of an answer.
 
-    For a JSON schema it returns what was received so far. For a type with fields it returns a dict of the fields
+    For a JSON schema it returns the value received so far. For a type with fields it returns a dict of the fields
     received so far, each as its own type: a string may be incomplete, every other field must be complete and valid.
     """
     import pydantic

@@ -124,7 +124,7 @@ class _PlanExecution:
         return next((index for index, step in enumerate(self._steps) if step.status == "pending"), None)
 
     async def _run_rounds(self) -> Message | None:
-        """Return the last reply of this phase, or None if its rounds are exhausted."""
+        """Run the rounds of a phase; return its last reply, or None if the rounds are exhausted."""
         try:
             return await run_rounds(self._run)
         except RoundsExhausted:

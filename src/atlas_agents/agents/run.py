@@ -94,7 +94,7 @@ _ANSWER_NEXT = "Now answer your part of the request, which was handed off to you
 _JOIN_ANSWERS = "The agents that you handed off to have answered above. Join their answers into one for the user."
 _END_TIMEOUT = 2.0
 _MAX_METADATA = 16_000
-"""Bytes of a session's metadata up to which it is recorded with a request."""
+"""Maximum size in bytes of session metadata that is recorded with a request."""
 _MAX_UNREADABLE_ROUNDS = _MAX_DEMANDS = 2
 
 
@@ -113,7 +113,7 @@ class Accepted(msgspec.Struct, frozen=True):
 
 
 class DuplicateRun(Exception):
-    """The idempotency key of the message belongs to this earlier run."""
+    """Raised if the idempotency key of the message belongs to this earlier run."""
 
     def __init__(self, row: RunRow) -> None:
         super().__init__(f"already accepted as run {row.id!r}")
@@ -121,7 +121,7 @@ class DuplicateRun(Exception):
 
 
 class Steered(Exception):
-    """The message entered this turn, which was running."""
+    """Raised if the message entered this turn, which was running."""
 
     def __init__(self, run: "Run", message_id: str) -> None:
         super().__init__(f"entered run {run.id!r}")
@@ -285,7 +285,7 @@ def decode_options(row: RunRow) -> TurnOptions:
 
 
 class MessageDraft:
-    """A model's message while it is streamed: chunks are collected into parts. `text_chunks` is not a part yet."""
+    """Draft of a model's message during streaming: chunks become parts, except the pending `text_chunks`."""
 
     __slots__ = ("_parts", "_thinking_chunks", "text_chunks")
 
@@ -332,7 +332,7 @@ class MessageDraft:
         return tuple(self._parts)
 
     def take_parts(self) -> tuple[Part, ...]:
-        """Return the parts and start anew."""
+        """Return the parts and start a new draft."""
         self._flush_text()
         parts = tuple(self._parts)
         self._parts.clear()
@@ -449,7 +449,7 @@ class UsageMeter:
 
 
 class RunServices(Protocol):
-    """What a run needs of the runtime that created it."""
+    """Port: services of the runtime that created a run."""
 
     history: History
     system_prompt: str
@@ -465,7 +465,7 @@ class RunServices(Protocol):
         ...
 
     async def ask_beside(self, run: "Run", provider: Provider, prompt: str, system: str) -> str:
-        """Have a model answer a prompt of its own; what it uses counts as usage of the turn."""
+        """Ask a model a question outside the conversation; the usage counts as usage of the turn."""
         ...
 
     async def cancel_client_calls(self, session: str) -> None:
@@ -474,7 +474,7 @@ class RunServices(Protocol):
 
 
 class Run:
-    """One turn. The conversation outlives it; `messages` are those that its model may be shown."""
+    """One turn. The conversation outlives it; `messages` are the candidates for requests to the model."""
 
     __slots__ = (
         *("__weakref__", "_accepted_at", "_call_ids", "_demands", "_prompt_tail", "_recorded_metadata", "_services"),
@@ -496,18 +496,18 @@ class Run:
     plan: tuple[PlanStep, ...]
     handoffs: int
     to_ask: tuple[tuple[str, bool], ...]
-    """After a hand-off to several agents, those that still have to answer. True: the one that joins the answers."""
+    """Agents that still have to answer after a hand-off to several; True marks the one that joins the answers."""
     first_step: int
     """Number of tool calls before the current agent took over."""
     rounds_exhausted: bool
     reserved: Reservation | None
-    """What is reserved for the model call in progress."""
+    """Reservation for the model call in progress."""
     inherited_count: int
     """Number of messages of the agent's context before those of the conversation."""
     resumed: bool
-    """The run was accepted earlier, possibly by another process, and is being resumed."""
+    """Whether the run was accepted earlier, possibly by another process, and is being resumed."""
     summary_tried: bool
-    """Whether a summary was written, or failed, before the next reply."""
+    """Whether writing a summary was tried before the next reply, successfully or not."""
     entered: "Run | None"
     """The running turn that the message of this one entered."""
     outcome: "asyncio.Future[Message] | None"
@@ -519,7 +519,7 @@ class Run:
     shortened_to: int
     """Tokens that were available for the messages of the last request, if these did not fit; 0 if they did."""
     warnings: dict[str, str]
-    """Which model settings are not sent as they were given, and why."""
+    """Model settings that are not sent as given, by name, with the reason."""
     _prompt_tail: str
     """Digest of the turn-specific text in the last recorded request."""
     _recorded_metadata: bytes
@@ -613,11 +613,11 @@ class Run:
         return models.for_turn(self.scope.governance.clock)
 
     async def ask_model(self, prompt: str, model: Any, system: str) -> str:
-        """Have another model answer a prompt within the turn's budget; what it uses counts as usage of the turn."""
+        """Ask another model within the turn's budget; its usage counts as usage of the turn."""
         return await self._services.ask_beside(self, self.find_provider(model), prompt, system)
 
     async def collect(self, turn: Awaitable[Message]) -> RunResult[Any]:
-        """Wait for the turn and return everything it produced; an error that it raises has that as its `result`."""
+        """Wait for the turn and return everything it produced; an error's `result` has the partial result."""
         error = None
         try:
             reply = await turn
@@ -634,8 +634,8 @@ class Run:
             self.output_value = memo(reply)[OUTPUT] = self.output.parse(reply.text)
 
     def build_result(self, reply: Message | None, error: str | None) -> RunResult[Any]:
-        """Return what the turn produced until now. `error` is why it is not complete; without a reply, its last one or
-        the beginning of one is in the result."""
+        """Return the result of the turn so far. `error` says why it is incomplete; then the result has the last reply,
+        or the beginning of one."""
         if reply is None:
             ended = bool(self.added) and self.added[-1].role == "assistant"
             reply = self.added[-1] if ended else Message("assistant", (Text("".join(self.draft.text_chunks)),))
@@ -659,12 +659,12 @@ class Run:
 
     @property
     def limits(self) -> Sequence[ContextLimit]:
-        """How much each of the agent's models can be sent."""
+        """Context limits of the agent's models."""
         return self.provider.limits if isinstance(self.provider, TurnProvider) else ()
 
     @property
     def available(self) -> list[float]:
-        """Most estimated tokens of a request to each of the agent's models."""
+        """Maximum number of estimated tokens of a request to each of the agent's models."""
         window = self.history.compaction.window if self.history.compaction is not None else None
         return [limit.within(window) for limit in self.limits]
 
@@ -721,7 +721,7 @@ class Run:
         )
 
     def _fingerprint(self, message: Message, schema: str | None) -> str:
-        """Hash what a repeated idempotency key must match."""
+        """Hash the parts of a request that must be equal when an idempotency key is repeated."""
         options = self.options
         given = (options.mode, options.requested, options.settings, options.instructions, options.client_tools)
         chosen = [each for each in given if each]
@@ -819,7 +819,7 @@ class Run:
         waiting.wait.reschedule(asyncio.get_running_loop().time())
 
     def resolve_outcome(self, reply: Message | None, failure: BaseException | None = None) -> None:
-        """Give the answer, or the failure, to the turns whose messages entered this one."""
+        """Pass the answer or the failure to the turns whose messages entered this one."""
         if self.outcome is None or self.outcome.done():
             return
         if reply is not None:
@@ -877,7 +877,7 @@ class Run:
             )
 
     async def dynamic_prompt(self) -> str:
-        """Return what the agent's system prompt function writes, once per turn; empty if the prompt is a plain text."""
+        """Call the agent's system prompt function, once per turn; return an empty text for a plain prompt."""
         prompt, agent_id = self.settings.system_prompt, self.settings.id
         if not callable(prompt):
             return ""
@@ -887,7 +887,7 @@ class Run:
         return self._written_prompts[agent_id]
 
     def refresh_messages(self) -> None:
-        """Apply the newest summary and the note in place of cleared tool results to what the model is sent."""
+        """Apply the newest summary, and the notes for cleared tool results, to the messages for the model."""
         if not self.conversation.messages:
             return
         state = context_state(self.conversation)
@@ -908,7 +908,7 @@ class Run:
             self.add_summary(summary)
 
     def add_summary(self, summary: Message) -> None:
-        """Add a summary to the conversation, and send it to the model in place of what it covers."""
+        """Add a summary to the conversation; the model gets it in place of the messages that it covers."""
         self.add(summary)
         self.refresh_messages()
 
@@ -946,7 +946,7 @@ class Run:
             logger.error("failed to record the end of a run, it will be resumed: run=%s error=%s", self.id, failed)
 
     def _drop_large_draft(self) -> None:
-        """Give up what there is of a long reply if there is not enough memory left to record it."""
+        """Drop the draft of a long reply if there is not enough memory left to record it."""
         try:
             check_memory(self.draft.size)
         except MemoryError:
@@ -977,7 +977,7 @@ class Run:
     async def run_tool_calls(self, calls: Sequence[ToolCall]) -> ClientRound:
         """Run the tools and add their results; even when cancelled, every call gets a result.
 
-        Returns what the client did about those that it runs.
+        Returns the outcome of the calls that the client runs.
         """
         results: list[ToolResult | None] = [None] * len(calls)
         scope = self.scope
@@ -1006,7 +1006,7 @@ class Run:
         return scope.client.end_round(calls, scope) if scope.client is not None else ClientRound.NO_CALLS
 
     def must_end(self, round: ClientRound) -> bool:
-        """Return whether the turn ends, because a call has no result of the client, and the client does not follow."""
+        """Return whether the turn must end: the client posted no result, and asked not to continue without one."""
         client = self.scope.client
         return round is ClientRound.UNANSWERED and client is not None and client.offer.unanswered == "end"
 
@@ -1098,7 +1098,7 @@ class Run:
 
     @property
     def text(self) -> str:
-        """All text that the model produced in this turn, without what was withdrawn."""
+        """All text that the model produced in this turn, without withdrawn text."""
         return "".join(self.texts) + self.draft.text
 
 
@@ -1109,12 +1109,12 @@ def _accepted_at(scope: ToolScope) -> tuple[float, bool]:
 
 
 def _with_run(message: Message, run_id: str) -> Message:
-    """Return a steering message with the run as which it was accepted, so that clients recognise it."""
+    """Return a steering message with the run under which it was accepted, so that clients recognise it."""
     return msgspec.structs.replace(message, metadata={**message.metadata, STEERING_RUN: run_id})
 
 
 def _describe_forced(offer: ClientTools) -> str:
-    """Name the client tools of which one must be called."""
+    """Name the client tools, one of which must be called."""
     names = [each.name for each in offer.offered] if offer.tool_choice == "required" else [offer.tool_choice]
     return names[0] if len(names) == 1 else f"one of {', '.join(names)}"
 

@@ -41,11 +41,11 @@ from atlas_agents.tools.journal import EndRecord, is_loaded, read_answering_run,
 logger = logging.getLogger(__name__)
 _PAGE = 50
 _MAX_CACHED_TOKENS = 8_000_000
-"""Size of all conversations in the cache: about 32 MB of text."""
+"""Maximum size of all conversations in the cache: about 32 MB of text."""
 _CALL_SESSIONS = "calls/"
 ResumeRun: TypeAlias = Callable[[RunRow], Awaitable[AtlasStream | None]]
 FollowResumed: TypeAlias = Callable[[RunRow], Awaitable[Callable[[AtlasStream], object]]]
-"""Called with a run that is about to be resumed; returns what to call with its stream before its first event."""
+"""Called with a run before it is resumed; returns a function that gets its stream before the first event."""
 _RESUME_DELAYS = (1.0, 2.0, 5.0, 10.0)
 _DRAIN_CHECK = 0.2
 
@@ -162,7 +162,7 @@ class ConversationCache:
 
 
 class LocalExecutor:
-    """What the dispatcher can do in this process; `live` are the turns that run here."""
+    """Run executor: operations of the dispatcher in this process. `live` has the turns that run here."""
 
     def __init__(
         self, runtime: AgentRuntime, live: Mapping[str, AtlasStream], resume_run: ResumeRun, jobs: Jobs | None
@@ -323,7 +323,7 @@ class TurnRunner:
             return
 
     def on_resume(self, follow: FollowResumed) -> None:
-        """Have a function follow every turn that is resumed in this process, whatever resumes it."""
+        """Register a function that follows every turn that is resumed in this process, whatever resumes it."""
         self._follow_resumed = follow
 
     def stream(self, run_id: str) -> AtlasStream | None:
@@ -420,12 +420,12 @@ class TurnRunner:
         await self._tasks.close()
 
     def _has_active_turns(self) -> bool:
-        """Return whether a turn runs here that does not just wait for its client, which may take days."""
+        """Return whether a turn runs here, apart from turns that wait for their client, which may take days."""
         waiting = {each.run_id for each in self._runtime.governance.approvals.waiting if each.kind == "client_tool"}
         return len(self._tasks) > len(waiting.intersection(self._live))
 
     def _is_remote(self, run: Run) -> bool:
-        """Return whether the turn is only accepted here and then left to any process."""
+        """Return whether the turn is only accepted here, and may run in any process."""
         return self._dispatcher.is_remote and run.journal is not None and not run.resumed
 
     async def _fail(self, row: RunRow, error: str, kind: str = "") -> None:

@@ -178,7 +178,7 @@ class AgentRuntime:
     def derive(self, create: Callable[..., R], **changes: Any) -> R:
         """Create a runtime with the same agents, prompts, hooks, policy, limits, budgets and models, and these changes.
 
-        What counts against limits and budgets starts at zero, unless the changes have the same store.
+        Counters of limits and budgets start at zero, unless the changes have the same store.
         """
         options: dict[str, Any] = {
             "find_agent": self.find_agent,
@@ -211,10 +211,10 @@ class AgentRuntime:
         row: RunRow | None = None,
         own_metadata: bool = True,
     ) -> Run:
-        """Create a run that has not started yet; a missing model or key is reported now.
+        """Create a run without starting it; raises at once if the model or its key is missing.
 
         `row` is that of an earlier accepted run to resume. With `durable`, the run is journaled if there is a store.
-        What tools and rules set in the metadata belongs to the session, or without `own_metadata` to the context.
+        Metadata set by tools and rules belongs to the session, or without `own_metadata` to the context.
         """
         run_id = id or new_ordered_id()
         if row is None and (found := self.telemetry.incoming(options.traceparent or "")):
@@ -345,7 +345,7 @@ class AgentRuntime:
         return TokenPlan(plan.name, plan.tokens) if plan.tokens is not None else None, inherited
 
     async def _limits_of_root(self, root: str) -> Sequence[BudgetLimit]:
-        """Return the limits of the turn that started a delegation: all that follows from it counts, too."""
+        """Return the limits of the turn that started a delegation: usage of all delegated turns counts against them."""
         if root not in self._root_limits:
             if len(self._root_limits) > _MAX_ROOTS:
                 self._root_limits.clear()
@@ -480,7 +480,7 @@ class AgentRuntime:
     async def cancel_client_calls(self, session: str) -> None:
         """End the wait of a session's turn for results of its client, because a new message was sent.
 
-        The message is accepted already, so a store that is not available is tried again for a short time.
+        The message is already accepted, so this retries for a short time if the store is unavailable.
         """
         approvals, sent_at = self.governance.approvals, self.clock.time()
         if self.store is None:
@@ -553,13 +553,13 @@ class AgentRuntime:
         return pool
 
     async def ask_beside(self, run: Run, provider: Provider, prompt: str, system: str) -> str:
-        """Have a model answer a prompt of its own; what it uses counts as usage of the turn."""
+        """Ask a model a question outside the conversation; the usage counts as usage of the turn."""
         from atlas_agents.agents.compaction import ask_beside  # rarely needed
 
         return await ask_beside(run, provider, prompt, system)
 
     def _keep_keys(self, route: Route) -> None:
-        """Redact the keys of a provider from now on."""
+        """Register the keys of a provider for redaction."""
         self.governance.redactor.add_secrets(*[key.reveal() for key in collect_keys(route.provider)])
 
     def _route(self, model: Model, settings: AgentSettings) -> Route:

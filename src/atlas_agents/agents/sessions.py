@@ -33,7 +33,7 @@ T = TypeVar("T")
 _FORMAT = 1
 _PAGE = 500
 _BATCH, _BATCH_BYTES = 200, 256 * 1024
-"""Messages and bytes that one commit writes."""
+"""Maximum number of messages, and of bytes, per commit."""
 _MAX_LABEL = 60
 _SHORTEST_TITLE = 8
 _CODE_BLOCK = re.compile(r"```.*?(?:```|$)", re.DOTALL)
@@ -44,7 +44,7 @@ _OPENING = re.compile(
     r"^(?:(?:hi|hello|hey|please|can you|could you|would you|i want you to)\b[,!\s]*)+", re.IGNORECASE
 )
 _FIRST_ROWS = 10
-"""Messages among which the first message of a person is looked for."""
+"""Number of messages that are searched for the first message of a person."""
 logger = logging.getLogger(__name__)
 INCOMPLETE = "incomplete"
 """Key in the metadata of a session whose messages are still being written."""
@@ -110,7 +110,7 @@ class Sessions:
         return session
 
     async def name(self, key: str, label: str, replaces: str = "") -> Session | None:
-        """Name a session that has no name, or the name that it `replaces`; None if it was deleted or has another."""
+        """Name a session that has no name, or the name `replaces`; None if it was deleted or has another name."""
         (session,) = await self._store.commit(self._tenant, [NameSession(key, label, replaces)])
         if session is not None:
             for callback in self._on_named:
@@ -122,7 +122,7 @@ class Sessions:
         self._on_named.append(callback)
 
     async def first_text(self, key: str) -> str:
-        """Return the text with which a person began the session, after which it is named; empty if there is none."""
+        """Return a person's first message in the session, from which its name is made; empty if there is none."""
         rows = await self._store.messages(self._tenant, key, limit=_FIRST_ROWS)
         messages = [row.message for row in rows]
         return next((each.text for each in messages if each.role == "user" and not each.metadata.get("synthetic")), "")

@@ -26,10 +26,10 @@ Owner = TypeVar("Owner", bound=Closable)
 
 
 class EventLog:
-    """The events of a turn so far, and who waits for more.
+    """Event buffer of a turn, with the consumers that wait for more.
 
-    The turn writes to it without a reference to its stream, which refers to the turn: both are freed at once when
-    nothing uses the stream any more, without the garbage collector.
+    The turn writes to the buffer and has no reference to its stream, which refers to the turn. Without a reference
+    cycle, both are freed as soon as the stream is unused.
     """
 
     __slots__ = ("events", "followers", "publish", "waiters")
@@ -122,7 +122,7 @@ class AtlasStream:
 
     @property
     def failure(self) -> BaseException | None:
-        """Internal: what the turn raised here, also if it emitted no event about that."""
+        """Internal: the exception that the turn raised here, even if no event reported it."""
         return self._failure
 
     def on_end(self, callback: Callable[[BaseException | None], object]) -> None:
@@ -192,7 +192,7 @@ class AtlasStream:
         return self._run.output_value if self._run else None
 
     async def texts(self) -> AsyncGenerator[str, None]:
-        """Yield the text of the turn as it arrives, in pieces, and raise what the turn raised.
+        """Yield the text of the turn as it arrives, in pieces; raises the exception of a failed turn.
 
         Text that the model withdraws, as after a failover in the middle of an answer, was yielded before; iterate the
         events to handle `stream:reset`.
@@ -264,7 +264,7 @@ class AtlasStream:
         return journal.restored_messages if journal is not None else frozenset()
 
     async def reply(self) -> Message:
-        """Return the answer or raise what the turn raised; `Cancelled` after `cancel`.
+        """Return the answer; raises the exception of a failed turn, or `Cancelled` after `cancel`.
 
         Cancelling the wait does not cancel the turn.
         """
@@ -304,7 +304,7 @@ class AtlasStream:
 
 
 def events_since(message_id: str, push: Callable[[Event], None]) -> Callable[[Event], None]:
-    """Return a function that passes events on, starting with the first one about this message."""
+    """Return a filter that forwards events from the first one about this message on."""
     found = False
 
     def push_later(event: Event) -> None:
@@ -333,7 +333,7 @@ class SyncStream:
         return self._iterate(aiter(self._stream))
 
     def texts(self) -> Iterator[str]:
-        """Yield the text of the turn as it arrives, and raise what the turn raised; see `AtlasStream.texts`."""
+        """Yield the text of the turn as it arrives; raises the exception of a failed turn. See `AtlasStream.texts`."""
         return self._iterate(self._stream.texts())
 
     def partials(self) -> Iterator[Any]:
@@ -341,7 +341,7 @@ class SyncStream:
         return self._iterate(self._stream.partials())
 
     def reply(self) -> Message:
-        """Wait for the answer, or raise what the turn raised."""
+        """Wait for the answer; raises the exception of a failed turn."""
         return self._run(self._stream.reply)
 
     def cancel(self) -> None:
@@ -411,7 +411,7 @@ def stream_method(
 
 
 def _join_text(events: Sequence[Event]) -> str:
-    """Return the text of a turn of another process from its events, without what was withdrawn."""
+    """Join the text of a remote turn from its events, without withdrawn text."""
     complete: list[str] = []
     draft: list[str] = []
     for event in events:

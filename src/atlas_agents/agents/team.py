@@ -1,4 +1,4 @@
-"""Routing strategies for several agents: which agent starts a turn, which may take over, which follow.
+"""Routing strategies for several agents: they choose which agent starts a turn, which may take over, and which follow.
 
 A strategy only chooses the agents. The turn stays one run with one stream, whichever agents take part.
 """

@@ -3,12 +3,20 @@
 import os
 import sys
 
+_version = ""
+
 
 def package_version() -> str:
-    """Return the version of this package.
+    """Return the version of this package, which a gateway and its clients send to each other. It is read once.
 
-    It is part of the metadata folder's name; importing importlib.metadata takes longer than most commands.
+    It is read from the name of the metadata folder: importing importlib.metadata takes longer than most commands.
     """
+    global _version
+    _version = _version or _read_version()
+    return _version
+
+
+def _read_version() -> str:
     prefix, suffix = "atlas_agents-", ".dist-info"
     for folder in filter(os.path.isdir, sys.path):
         for name in os.listdir(folder):
@@ -20,7 +28,7 @@ def package_version() -> str:
 
 
 def install_command(extra: str) -> str:
-    """Return the command that adds an extra to this installation, for the tool that it was installed with."""
+    """Return the command that installs an extra, for the installer that was used (pip, pipx or uv)."""
     package = f"'atlas-agents[{extra}]'"
     if os.path.basename(os.path.dirname(sys.prefix)).startswith(("archive-v", "environments-v")):  # in uv's cache
         return f"uvx {package}"

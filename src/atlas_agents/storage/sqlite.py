@@ -24,10 +24,10 @@ import msgspec
 from atlas_agents.core.aio import SYSTEM_CLOCK, BatchThread, Clock, QueuedRequest
 from atlas_agents.core.errors import StoreError, StoreFull, StoreInUse
 from atlas_agents.core.store import AcceptRun, ClaimJob, ClaimRun, Hit, RunRow, Where, Write
-from atlas_agents.storage.hash_chain import AuditSigner, ChainEnds
+from atlas_agents.storage.hash_chain import AuditSigner, ChainEnds, CheckRows
 from atlas_agents.storage.sql import statements, tables
 from atlas_agents.storage.sql.reads import SqlReads
-from atlas_agents.storage.sql.tables import Query, Row, Steps, WriteContext
+from atlas_agents.storage.sql.tables import Query, Row, Steps, WriteContext, bind
 from atlas_agents.storage.sql.text_search import match_sessions_sqlite, search_sqlite
 from atlas_agents.storage.sql.writes import apply_writes
 from atlas_agents.storage.sqlite_files import (
@@ -42,7 +42,7 @@ from atlas_agents.storage.sqlite_files import (
 
 T = TypeVar("T")
 _OWNING_WRITES = (AcceptRun, ClaimRun, ClaimJob)
-"""Writes of a process that executes turns or jobs."""
+"""Kinds of writes that only a process that executes turns or jobs makes."""
 _MEMORY = Path(":memory:")
 
 
@@ -55,7 +55,7 @@ class SqliteStore(SqlReads):
     Args:
         path: The file.
         must_exist: Whether a missing file is an error; otherwise it is created.
-        max_pages: Largest size of the file in pages of 4 KB.
+        max_pages: Maximum size of the file in pages of 4 KB.
         busy_timeout: Seconds to wait for a lock of another process.
         clock: Source of time.
         audit: Signs the audit log.
@@ -134,10 +134,11 @@ class SqliteStore(SqlReads):
 
     async def search(self, query: Query) -> list[Row]:
         """Execute a search on a thread of its own, so that short reads do not wait for it; the first one starts it."""
-        self._require_threads()
-        if self._searcher is None:
-            self._searcher = _ReadThread(self._options, large_cache=True)
-        return await self._searcher.thread.run(query)
+        return await self._search_thread().run(query)
+
+    async def check_audit(self, tenant: str, after: int, limit: int, check: CheckRows) -> str | None:
+        """Check audit rows on the thread that has read them: the event loop is not blocked meanwhile."""
+        return await self._search_thread().run(_Check(bind(tenant, statements.AUDIT, after=after, limit=limit), check))
 
     async def scan(self, query: Query) -> list[Row]:
         """Execute a query on a connection and thread of its own, so that not even searches wait for it."""
@@ -157,6 +158,12 @@ class SqliteStore(SqlReads):
     ) -> list[Row]:
         return await match_sessions_sqlite(self.search, tenant, words, prefix, before, limit)
 
+    def _search_thread(self) -> "BatchThread[_ReadRequest]":
+        self._require_threads()
+        if self._searcher is None:
+            self._searcher = _ReadThread(self._options, large_cache=True)
+        return self._searcher.thread
+
     def _require_threads(self) -> "tuple[_WriteThread, _ReadThread]":
         if self._threads is None:
             raise StoreError(f"database {self.path} is not open: call open() first")
@@ -168,8 +175,13 @@ class _Commit(NamedTuple):
     writes: tuple[Write, ...]
 
 
+class _Check(NamedTuple):
+    query: Query
+    check: CheckRows
+
+
 _WriteRequest: TypeAlias = _Commit | Literal["open", "close", "orphans"]
-_ReadRequest: TypeAlias = Query | Literal["open", "close"]
+_ReadRequest: TypeAlias = Query | _Check | Literal["open", "close"]
 _QueuedWrite: TypeAlias = QueuedRequest[_WriteRequest]
 
 
@@ -279,7 +291,7 @@ class _WriteThread:
         return run_steps(connection, apply_writes(context, commit.writes))
 
     def _apply_in_savepoint(self, connection: sqlite3.Connection, queued: _QueuedWrite, commit: _Commit) -> None:
-        """Apply one commit or nothing of it. Its failure is its own, unless it ended the transaction."""
+        """Apply one commit completely or not at all. A failure affects only it, unless it ended the transaction."""
         connection.execute("SAVEPOINT one")
         try:
             queued.result = self._apply(connection, commit)
@@ -320,6 +332,8 @@ class _ReadThread:
             return None if connection is None else connection.close()
         if self._connection is None:
             self._connection = open_reader(self._options, large_cache=self._large_cache)
+        if isinstance(request, _Check):
+            return request.check(execute(self._connection, request.query))
         return None if request == "open" else execute(self._connection, request)
 
 

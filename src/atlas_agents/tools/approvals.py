@@ -1,4 +1,4 @@
-"""Approvals: ask a person before a tool acts. An approval is bound to a hash of exactly what was shown."""
+"""Approvals: ask a person before a tool acts. An approval is bound to a hash of exactly the content that was shown."""
 
 import asyncio
 import hashlib
@@ -26,9 +26,9 @@ Approve: TypeAlias = Callable[[Question], Any]
 """Sync or async; returns an Answer, a decision as text, or True for "once". Any other value denies the call."""
 OnAsked: TypeAlias = Callable[[Question], None]
 _Reply: TypeAlias = tuple[Any, BaseException | None, bool]
-"""The answer, the error raised instead, and whether the answer still has to be stored."""
+"""Reply to a question: the answer, or an error instead, and whether the answer still has to be stored."""
 SavedQuestion: TypeAlias = tuple[Question, Answer | None]
-"""A question as it is stored, and its answer if there is one."""
+"""A stored question, and its answer if there is one."""
 _CLOCK_JUMP = 2.0
 """Seconds by which a deadline must differ from the stored one to be corrected."""
 
@@ -65,7 +65,7 @@ class ApprovalStore(Protocol):
         ...
 
     async def save_answer(self, question: Question, answer: Answer, grants: str, *, new: bool) -> Answer:
-        """Store an answer before anything acts on it, and return the one that counts: the first."""
+        """Store an answer before anything acts on it; return the first stored answer, which is the effective one."""
         ...
 
     async def find_grants(self, binding: str) -> list[tuple[Question, Answer]]:
@@ -74,7 +74,7 @@ class ApprovalStore(Protocol):
 
 
 class _OpenQuestion(NamedTuple):
-    """A question for whose answer a call waits, until the deadline by the monotonic clock."""
+    """An open question: a call waits for its answer until the deadline by the monotonic clock."""
 
     question: Question
     reply: "asyncio.Future[_Reply]"
@@ -127,7 +127,7 @@ class Approvals:
         return msgspec.structs.replace(question, expires_at=expires_at) if jumped else question
 
     async def find_grant(self, question: Question, store: ApprovalStore | None = None) -> str | None:
-        """Internal: return who gave a standing approval of exactly this call; None if there is no such approval."""
+        """Internal: return the person who gave a standing approval of exactly this call; None without one."""
         if store is not None:
             for asked, answer in await store.find_grants(question.binding):
                 self._remember(answer, asked, question.binding)
@@ -150,7 +150,7 @@ class Approvals:
         return True
 
     def effective_answer(self, question: Question, answer: Answer) -> Answer:
-        """Internal: return the answer that counts: under the two-person rule, users cannot approve their own calls.
+        """Internal: return the effective answer: under the two-person rule, users cannot approve their own calls.
 
         A form is answered once.
         """
@@ -218,7 +218,7 @@ class Approvals:
         return answer
 
     def _approve_same(self, answer: Answer, question: Question, binding: str) -> None:
-        """Give a standing approval also to calls of this hash that wait already."""
+        """Apply a standing approval to waiting calls with the same hash."""
         if not binding:
             return
         session = question.session if answer.decision == "session" else None
@@ -281,7 +281,7 @@ async def _call_approve(approve: Approve, question: Question, reply: "asyncio.Fu
 def granted_binding(question: Question, answer: Answer) -> str:
     """Return the hash that a standing approval covers: that of the edited arguments, if they were edited.
 
-    Empty for an answer that is valid once, and for a form.
+    It is empty for an answer that is valid once, and for a form.
     """
     if answer.decision not in ("session", "always") or question.form is not None:
         return ""
@@ -301,7 +301,7 @@ def _normalize(name: str) -> str:
 
 
 def describe_answer(answer: Answer) -> str:
-    """Say what was decided, by whom and why."""
+    """Describe a decision: the outcome, the person and the reason."""
     decided = {"no": "denied", "dismiss": "dismissed"}.get(answer.decision, "allowed")
     return decided + _describe_refusal(answer)
 

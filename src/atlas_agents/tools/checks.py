@@ -36,7 +36,8 @@ class Rejected(msgspec.Struct, frozen=True):
     """A tool call that may not act.
 
     `error` is None if the turn was cancelled before the call could act, or if an earlier process already ran it; then
-    `known_result` is what the tool reported about it. It is also the answer of a hook to a call that is not run.
+    `known_result` is the tool's report about it. `known_result` is also the answer of a hook in place of running the
+    call.
     """
 
     call: ToolCall
@@ -59,9 +60,9 @@ async def check_call(call: ToolCall, scope: ToolScope, sources: tuple[str, ...])
 
     `sources` are those of untrusted content in the session.
 
-    If people answer whenever they want, the call is returned unanswered, so that all calls of a reply can be asked
-    about at the same time; a function that answers is called at once. Hooks come before the validation and the
-    confirmation: a person approves what they made of the call.
+    If people can answer at any time, the call is returned unanswered, so that all questions of a reply are open at the
+    same time; an `approve` function is called at once. Hooks run before validation and confirmation: a person approves
+    the call as changed by the hooks.
     """
     tool: Tool | None = None
     verdict: Verdict | None = None
@@ -102,7 +103,7 @@ async def wait_for_approval(unanswered: Unanswered, scope: ToolScope) -> Approve
 
 
 async def _run_hooks(call: ToolCall, scope: ToolScope) -> HookRecord | None:
-    """Return what hooks decide about a call, or what they decided in an earlier process."""
+    """Return the decision of the hooks about a call, possibly recorded by an earlier process."""
     journal = scope.journal
     if journal is not None and (journal.has_intent(call) or journal.hook_record(call) is not None):
         return journal.hook_record(call)
@@ -118,12 +119,12 @@ async def _run_hooks(call: ToolCall, scope: ToolScope) -> HookRecord | None:
 
 
 def apply_hooks(call: ToolCall, hooks: HookRecord) -> ToolCall:
-    """Return the call with the arguments that hooks gave it."""
+    """Return the call with its arguments as changed by hooks."""
     return call if hooks.arguments is None else msgspec.structs.replace(call, arguments=hooks.arguments)
 
 
 async def recheck(approved: Approved, scope: ToolScope) -> None:
-    """Check again right before the tool acts: still permitted, and still exactly what was approved."""
+    """Check again right before the tool acts: the call is still permitted, and still exactly as approved."""
     tool, arguments = approved.tool, approved.call.arguments
     facts = await _read_facts(tool, arguments) if approved.binding else None
     has_rule = approved.by_command_rule and await _find_command_rule(approved, scope) is not None
@@ -150,7 +151,7 @@ def _require_permission(tool: Tool, verdict: Verdict, scope: ToolScope) -> None:
 
 
 async def _check_taint(tool: Tool, call: ToolCall, scope: ToolScope, sources: tuple[str, ...]) -> str:
-    """Return why a person must approve a call of a session with content of these sources; empty if none must.
+    """Return the reason why untrusted content of these sources makes an approval necessary; empty if it does not.
 
     Raises NotPermitted if such a call is denied. The results of other calls in the same reply do not count: the model
     had not read them when it wrote the arguments.
@@ -171,7 +172,7 @@ async def _check_taint(tool: Tool, call: ToolCall, scope: ToolScope, sources: tu
 
 
 def _describe_sources(sources: tuple[str, ...]) -> str:
-    """Name the sources of untrusted content for a person: the latest ones, and how many others."""
+    """Describe the sources of untrusted content for a person: the latest ones, and the number of others."""
     shown = [one_line(source, _MAX_SOURCE) for source in sources[-_MAX_SOURCES:]]
     others = f" and {len(sources) - len(shown)} more" if len(sources) > len(shown) else ""
     return f"untrusted content in this session ({', '.join(shown)}{others})"
@@ -220,7 +221,7 @@ async def _confirm(approved: Approved, scope: ToolScope) -> Approved | Unanswere
 
 @contextmanager
 def _decline_on_failure(approved: Approved, scope: ToolScope) -> Generator[None]:
-    """Decline a call if a user's own function fails: without an answer there is no approval."""
+    """Decline the call if a function of the developer fails: without an answer there is no approval."""
     try:
         yield
     except (ToolFault, asyncio.CancelledError, GeneratorExit):
@@ -248,12 +249,12 @@ async def _find_command_rule(approved: Approved, scope: ToolScope) -> Verdict | 
 
 
 async def _read_facts(tool: Tool, arguments: dict[str, Any]) -> Any:
-    """Return what a call depends on besides its arguments, as it is now; None if the tool declares nothing."""
+    """Return the current facts that a call depends on besides its arguments; None if the tool declares none."""
     return None if tool.binds is None else await call_user(tool.binds, copy.deepcopy(arguments))
 
 
 async def _build_preview(approved: Approved, scope: ToolScope) -> str:
-    """Return the tool's description of what the call would change, cut to a readable length."""
+    """Return the tool's preview of the call's changes, cut to a readable length."""
     preview = approved.tool.preview
     if preview is None:
         return ""
@@ -287,7 +288,7 @@ async def _report_answer(asking: Awaitable[Answer], question: Question, scope: T
 
 
 async def _time_answer(asking: Awaitable[Answer], question: Question, scope: ToolScope) -> Answer:
-    """Return the answer; the time until then is a span, also if an earlier process asked."""
+    """Return the answer, and record the waiting time as a span, even if an earlier process asked."""
     if not scope.trace.span.recording:
         return await asking
     named = {TOOL_NAME: question.tool, TOOL_CALL_ID: question.call_id, APPROVAL_ID: question.id}
@@ -300,7 +301,7 @@ async def _time_answer(asking: Awaitable[Answer], question: Question, scope: Too
 
 
 async def _with_answer(approved: Approved, answer: Answer, question: Question) -> Approved:
-    """Bind the call to what was shown, or to the arguments that the person put in their place.
+    """Bind the call to the arguments that were shown, or to the person's edited ones.
 
     Edited arguments must be valid, too. The binding keeps the directory and the policy version of the question.
     """
@@ -317,7 +318,7 @@ async def _with_answer(approved: Approved, answer: Answer, question: Question) -
 
 
 def _reasons(approved: Approved, scope: ToolScope) -> list[str]:
-    """Return why a person is asked. Untrusted content in the session is always named: it may have caused the call."""
+    """Return the reasons for a question. Untrusted content is always named, because it may have caused the call."""
     sources = scope.untrusted_sources()
     tainted = approved.tainted or (_describe_sources(sources) if sources else "")
     return [reason for reason in (tainted, _rule(approved)) if reason]

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 SOURCE = "client"
 """Source of the tools: a policy knows them as `client/NAME`, and all of them as `client/*`."""
 RUNNABLE = ("file_read", "file_write", "file_edit")
-"""Tools of this side that a client can run in their place."""
+"""Tools of the gateway that a client can run in its place."""
 MAX_TOOLS = 128
 MAX_DEFINITIONS = 64 * 1024
 MAX_RESULT = 1024 * 1024
@@ -85,8 +85,8 @@ class ClientTools(msgspec.Struct, frozen=True, omit_defaults=True):
         parallel: Whether one reply may call several of them.
         deadline: Seconds until a call without a result fails, at most 7 days.
         unanswered: Whether the turn continues without the result of a call that failed in this way, or ends.
-        runs: Tools of this side that the client runs in their place for the files in `folder`, because it knows text
-            that is not saved: `file_read`, `file_write` and `file_edit`. Their policy and approvals stay.
+        runs: Server-side tools that the client runs instead, for the files in `folder`, because it knows unsaved text:
+            `file_read`, `file_write` and `file_edit`. Their policy and approvals stay.
         folder: Absolute path of the folder that the client has open.
     """
 
@@ -126,7 +126,7 @@ class ClientResult(msgspec.Struct, frozen=True):
 
 
 def check_client_tools(given: ClientTools, registered: Iterable[str]) -> ClientTools:
-    """Return the tools that a caller offers; raises BadTool for ones that cannot be offered.
+    """Return the tools that a caller offers; raises BadTool for tools that cannot be offered.
 
     `registered` are the names of all tools on this side: a client tool never takes the place of one of them.
     """
@@ -144,7 +144,7 @@ def check_client_tools(given: ClientTools, registered: Iterable[str]) -> ClientT
         folded = _fold(each.name)
         if folded in taken:
             raise BadTool(
-                f"client tool {each.name!r} has the name of the tool {taken[folded]!r} of this side: rename it"
+                f"client tool {each.name!r} has the name of the server-side tool {taken[folded]!r}: rename it"
             )
         if folded in names:
             raise BadTool(f"duplicate client tool {each.name!r}: it has the same name as {names[folded]!r}")
@@ -169,7 +169,7 @@ def _check_choice(given: ClientTools) -> None:
 
 def _check_runs(given: ClientTools) -> None:
     if unknown := [name for name in given.runs if name not in RUNNABLE]:
-        raise BadTool(f"a client cannot run the tool {unknown[0][:80]!r} of this side: expected {', '.join(RUNNABLE)}")
+        raise BadTool(f"a client cannot run the server-side tool {unknown[0][:80]!r}: expected {', '.join(RUNNABLE)}")
     if given.runs and (not os.path.isabs(given.folder) or "\0" in given.folder):
         raise BadTool(f"a client that runs file tools needs the absolute path of its folder, got {given.folder[:80]!r}")
 
@@ -201,12 +201,12 @@ async def _run_by_client(**arguments: Any) -> None:
 
 
 class ClientRound(Enum):
-    """What the client did about the calls of one reply."""
+    """Outcome of the client's calls in one reply."""
 
     NO_CALLS = "no calls"
     ANSWERED = "answered"
     UNANSWERED = "unanswered"
-    """At least one call has no result: it was not posted in time, or a new message was sent before it."""
+    """Whether a call has no result: it was not posted in time, or a new message was sent first."""
 
 
 class ClientCalls:
@@ -224,7 +224,7 @@ class ClientCalls:
         return {**{each.name: build_client_tool(each) for each in self.offer.offered}, **own}
 
     def place(self, tool: Tool, call: ToolCall, user: str) -> Tool:
-        """Return the tool that a call executes: of this side, unless the client runs it for the file of the call."""
+        """Return the tool that a call executes: the server-side one, or the client's for the file of the call."""
         if tool.name not in self.offer.runs or call.malformed is not None:
             return tool
         try:
@@ -238,7 +238,7 @@ class ClientCalls:
         self._reached = {call.id: asyncio.Event() for call in calls}
 
     def mark_reached(self, call_id: str) -> None:
-        """A call waits for its result, or has ended."""
+        """Note that a call waits for its result, or has ended."""
         if (event := self._reached.get(call_id)) is not None:
             event.set()
 
@@ -246,7 +246,7 @@ class ClientCalls:
         await self._reached[call_id].wait()
 
     def announce(self, scope: "ToolScope") -> None:
-        """Emit which calls wait for the client, once all of them are stored."""
+        """Emit the calls that wait for the client, once all of them are stored."""
         if self._pending:
             scope.emit(ClientToolsCalled(scope.run_id, tuple(self._pending.values())))
 
@@ -270,9 +270,10 @@ class ClientCalls:
         return answer.arguments["result"]
 
     def end_round(self, calls: Sequence[ToolCall], scope: "ToolScope") -> "ClientRound":
-        """Return what the client did about the calls of a reply, also in an earlier process.
+        """Return the outcome of the client's calls in a reply, including calls of an earlier process.
 
-        From now on it offers what it posted with the results, or the same tools; a forced choice has been obeyed.
+        From now on, the client offers the tools that it posted with the results, or the same ones. A forced choice was
+        obeyed.
         """
         answers = [answer for call in calls if (answer := self._find_answer(call, scope)) is not None]
         if not answers:
@@ -346,7 +347,7 @@ def encode_client_answer(given: ClientResult, user: str, offer: ClientTools | No
 
 
 def _same_result(first: Answer, second: Answer) -> bool:
-    """Return whether two answers are the same result. What was offered with them does not matter."""
+    """Return whether two answers are the same result, regardless of the tools offered with them."""
     left, right = first.arguments or {}, second.arguments or {}
     return first.decision == "once" and all(left.get(key) == right.get(key) for key in ("result", "error"))
 
@@ -400,7 +401,7 @@ def unknown_call(id: str) -> NotFound:
 def _check_same(row: ApprovalRow, answer: Answer) -> None:
     first = _answers.decode(cast(bytes, row.answer))
     if first.decision in REFUSALS:
-        raise Conflict(f"tool call {row.id!r} takes no result any more: {first.reason}")
+        raise Conflict(f"tool call {row.id!r} no longer accepts a result: {first.reason}")
     if not _same_result(first, answer):
         raise Conflict(f"tool call {row.id!r} is already answered with another result")
 

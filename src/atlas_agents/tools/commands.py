@@ -1,4 +1,4 @@
-"""Commands: which programs run other programs, where a command rule may have wildcards, and which files commands run.
+"""Command analysis: programs that run other programs, wildcards in command rules, and the files that commands execute.
 
 The table follows the programs that GTFOBins lists with a way to run a command.
 """
@@ -46,7 +46,7 @@ class Wrapper(msgspec.Struct, frozen=True):
 
 
 class WildcardLimit(msgspec.Struct, frozen=True):
-    """What the wildcards of a rule cannot match: no options at all, or not those that run programs or write files."""
+    """Restriction of a rule's wildcards: they match no options at all, or none that run programs or write files."""
 
     options: bool = True
     refused: tuple[str, ...] = ()
@@ -217,7 +217,7 @@ def runs_code(word: str) -> bool:
 
 @lru_cache(1024)
 def limit_wildcards(pattern: tuple[str, ...], where: str = "") -> WildcardLimit:
-    """Return what the wildcards of a command rule cannot match.
+    """Return the restriction of the wildcards of a command rule.
 
     Raise ConfigError, with the form to write instead, if they could match any program or code.
     """
@@ -307,7 +307,7 @@ def _refusal(where: str, pattern: Sequence[str], reason: str, form: Sequence[str
 
 
 def _is_option(name: str, refused: str) -> bool:
-    """Return whether an option is a refused one, also abbreviated or among other one-letter options."""
+    """Return whether an option is a refused one, even if abbreviated or combined with other one-letter options."""
     if refused.endswith("*"):
         return name.startswith(refused[:-1])
     if refused.startswith("--"):
@@ -407,7 +407,7 @@ def hash_executed_files(
 
 
 def _hash_readable(path: str, max_read: int | None = None) -> str:
-    """Return the hash of a file; empty if it cannot be read, which the command cannot do either."""
+    """Return the hash of a file; empty if it cannot be read, because then the command cannot read it either."""
     try:
         return hash_file(path, max_read=max_read)
     except ToolFailed:

@@ -57,7 +57,7 @@ MAX_SHARED_STATE = 64 * 1024
 class SessionMetadata(Metadata):
     """The metadata of a session during a turn: its own values, then those of the agent.
 
-    What is set here belongs to the session alone. `values` is the dict of the conversation, which is changed in place.
+    Values set here belong to the session alone. `values` is the dict of the conversation, which is changed in place.
     `turn` are values of this turn only; they come first. With `stored`, a value must be JSON, because it is stored with
     the session.
     """
@@ -133,7 +133,7 @@ class SessionMetadata(Metadata):
         return _ReadOnlyMetadata.copy, (self.all(),)
 
     def restore(self, values: Mapping[str, Any]) -> None:
-        """Replace the session's values by those of a record, without a change that is to be stored."""
+        """Replace the session's values by those of a record, without marking them as changed."""
         self._values.clear()
         self._values.update(values)
 
@@ -161,7 +161,7 @@ class _ReadOnlyMetadata(Metadata):
 
 
 class _InWorker:
-    """Stands for `deps` in a worker process."""
+    """Placeholder for `deps` in a worker process."""
 
 
 if TYPE_CHECKING:  # the default needs Python 3.13 or typing_extensions
@@ -181,11 +181,10 @@ _COPIED = (
 class ToolContext(Generic[Deps]):
     """The call that a tool executes: its conversation, agent, run, tenant and user.
 
-    `ToolContext[Deps]` gives `deps`, what the caller passed as `deps=…`, its type. What is set in `metadata` belongs to
-    the session.
-    `idempotency_key` is the same for every try of this call. `chain` lists the delegations that led to this turn.
-    `approved` is True if a person approved the call. `team_services` is None without a store. `untrusted` lists the
-    sources of untrusted content in the session.
+    `ToolContext[Deps]` sets the type of `deps`, the value that the caller passed as `deps=…`. Values set in `metadata`
+    belong to the session. `idempotency_key` is the same for every try of this call. `chain` lists the delegations that
+    led to this turn. `approved` is True if a person approved the call. `team_services` is None without a store.
+    `untrusted` lists the sources of untrusted content in the session.
 
     Args:
         conversation: The conversation of the turn.
@@ -206,10 +205,10 @@ class ToolContext(Generic[Deps]):
         reserve: Function that reserves tokens of the budget.
         chain: Delegations that led to this turn.
         traceparent: Trace context of the call (W3C), to pass on to other services; empty outside of a trace.
-        tracestate: What tracing systems added to that trace context (W3C), to pass on with it.
+        tracestate: W3C tracestate that belongs to `traceparent`, to pass on with it.
         team_services: Users and jobs; None without a store.
         writes: Where rows are collected that are stored together with the result.
-        deps: What the caller passed as `deps=…`.
+        deps: The value that the caller passed as `deps=…`.
     """
 
     __slots__ = (
@@ -285,7 +284,7 @@ class ToolContext(Generic[Deps]):
 
     @property
     def deps(self) -> Deps:
-        """What the caller of the turn passed as `deps=…`, or None. Not available in a worker process."""
+        """The value that the caller of the turn passed as `deps=…`, or None. Not available in a worker process."""
         if self._deps is _InWorker:
             raise BadTool("deps are not available in a worker process: make the tool async, or set in_process=True")
         return cast(Deps, self._deps)

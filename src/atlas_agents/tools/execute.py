@@ -69,7 +69,7 @@ _CONNECTION_ERRORS = (
 
 
 async def _finished(value: Any, error: Exception | None) -> None:
-    """Stand in for the `finish` of an attempt that has ended."""
+    """Placeholder for `finish` of an attempt that has ended."""
 
 
 class ToolExited(Exception):
@@ -77,7 +77,7 @@ class ToolExited(Exception):
 
 
 class _CallContext:
-    """Makes the context of a call when the tool first needs it, which most never do."""
+    """Lazy context of a call: created when the tool first needs it, which most tools never do."""
 
     __slots__ = ("_made", "_make")
 
@@ -117,7 +117,7 @@ class Attempt:
         self._held_slots: list[Slots] = []
         self.ended = False
         self.idle = True
-        """The call is waiting to start or to be retried, and has had no effect so far."""
+        """Whether the call waits to start or to be retried, and has had no effect so far."""
         self.tries = 0
         self._task = asyncio.create_task(self._run(_CallContext(make_context)))
 
@@ -178,7 +178,7 @@ class Attempt:
             self._scope.governance.spawn(self._take_finish()(None, self._timeout_error()))
 
     def _take_finish(self) -> Finish:
-        """Return `finish`, which is called once, and forget it: it refers to the call, which refers to its attempt."""
+        """Return `finish` and drop the reference, which would be a cycle; `finish` is called only once."""
         finish, self._finish = self._finish, _finished
         return finish
 
@@ -209,7 +209,8 @@ class Attempt:
         limiter, actor = self._scope.governance.limiter, self._scope.actor
         if self._stopped:
             raise asyncio.CancelledError
-        if limiter.tick_limiter is not None:
+        if limiter.tick_limiter is not None and not limiter.tick_limiter.take(actor.agent_id):
+            await self._write_held_reply()
             await limiter.tick_limiter.acquire(actor.agent_id)
         await self._acquire_slots()
         await recheck(self._approved, self._scope)
@@ -220,6 +221,11 @@ class Attempt:
         elif limiter.has_daily_limit:
             await self._count_call()
         return await self._run_with_retries(context)
+
+    async def _write_held_reply(self) -> None:
+        """Write the reply that has the call before a wait, instead of with the intent."""
+        if self._scope.journal is not None and self._scope.journal.holds_reply:
+            await asyncio.shield(self._scope.journal.write_held_reply())
 
     async def _record_intent(self, journal: Journal) -> None:
         """Record the intent and count the call against the daily limit, then check again, because that took time."""
@@ -239,7 +245,7 @@ class Attempt:
         await recheck(self._approved, self._scope)
 
     async def _check_budget(self, budget: TurnBudget) -> None:
-        """Count the call against budgets that are not counted together with its intent."""
+        """Count the call against the budgets that are not counted with its intent."""
         try:
             if budget.exhausted is not None:
                 raise budget.exhausted
@@ -267,6 +273,7 @@ class Attempt:
         """
         for slots in (self._scope.slots,) if _inside_call.get() else (self._scope.slots, process_slots()):
             if not slots.take():
+                await self._write_held_reply()
                 await slots.acquire()
             self._held_slots.append(slots)
         _inside_call.set(True)
@@ -556,8 +563,8 @@ def _replace_binary(value: Any) -> Any:
 
 
 def _check_encodable(value: Any, levels: int = _MAX_DEPTH) -> bool:
-    """Return whether a value contains bytes. Raise for what JSON or UTF-8 does not have: NaN, infinities, and lone
-    surrogates."""
+    """Return whether a value contains bytes; raise for values that JSON or UTF-8 cannot encode: NaN, infinities and
+    lone surrogates."""
     if isinstance(value, float):
         if not math.isfinite(value):
             raise ValueError(f"{value} is not JSON")

@@ -8,7 +8,7 @@ import msgspec
 
 from atlas_agents.core.aio import BackgroundTasks, Clock
 from atlas_agents.core.budgets import Budget, BudgetBook, SharedLimits, TurnBudget
-from atlas_agents.core.events import Event, Usage
+from atlas_agents.core.events import Event, ToolAnswered, ToolCalled, Usage
 from atlas_agents.core.messages import Conversation, Message, ToolCall, ToolResult
 from atlas_agents.core.metadata import Metadata
 from atlas_agents.core.store import NO_CHAIN, Chain
@@ -78,7 +78,7 @@ class Governance(msgspec.Struct, kw_only=True, eq=False):
         return [tool for tool in tools if self.verdict(tool, actor).cell != "no"]
 
     def when_tainted(self, tool: Tool, actor: Actor, *, sends: bool) -> WhenTainted:
-        """Decide what happens to a call once the session contains untrusted content: the policy, else the tool.
+        """Return the handling of a call once the session contains untrusted content: the policy decides, else the tool.
 
         `sends` is True if this call sends data out.
         """
@@ -89,7 +89,7 @@ class Governance(msgspec.Struct, kw_only=True, eq=False):
 
 
 def _acts(tool: Tool) -> bool:
-    """Return whether a tool has side effects here. The caller of a turn that runs a tool consents by running it."""
+    """Return whether a tool has side effects here. Client tools have none: a caller that runs one consents to it."""
     return tool.effect != "pure" and not tool.of_client
 
 
@@ -100,13 +100,13 @@ class ToolHooks(Protocol):
     """Port for the hooks around tool calls; they neither raise nor exceed their time limits."""
 
     async def before_call(self, call: ToolCall, context: Any) -> HookRecord | None:
-        """Return what the hooks decided about a call that is permitted; None if they did nothing."""
+        """Return the decision of the hooks about a permitted call; None if they did nothing."""
         ...
 
     async def after_call(
         self, call: ToolCall, result: ToolResult, context: Any
     ) -> tuple[ToolResult, tuple[HookAction, ...]]:
-        """Return the result as changed by the hooks, and what they did."""
+        """Return the result as changed by the hooks, and a record of their actions."""
         ...
 
 
@@ -189,7 +189,7 @@ class ToolScope:
         self.hooks, self.context = hooks, context
         """The hooks around tool calls, None if there are none; and the context of the turn, which they receive."""
         self.deps = deps
-        """What the caller passed for tools, rules and prompts; neither sent to a model nor stored."""
+        """Value that the caller passed for tools, rules and prompts; neither sent to a model nor stored."""
         self.budget: TurnBudget | None = None
         """The budgets of the turn, once it is open; None if nothing limits it."""
         self._budgets, self.own_budgets = budgets, own_budgets
@@ -209,7 +209,7 @@ class ToolScope:
         self.durations: dict[str, int] = {}
         """Milliseconds that each call took, by call id."""
         self.has_chosen = not any([tool.choices for tool in tools.values()])
-        """Whether the choices of toolsets were made for the current agent, or there are none."""
+        """Whether the toolset choices were made for the current agent, or there are none."""
         self._visible: list[Tool] | None = None
         self._visible_under: Policy | None = None
 
@@ -244,7 +244,7 @@ class ToolScope:
 
     @property
     def approval_store(self) -> ApprovalStore | None:
-        """Where approvals of this run are persisted; None for a run without a journal."""
+        """Store for approvals of this run; None for a run without a journal."""
         return self.journal.approvals if self.journal is not None else None
 
     def switch_agent(
@@ -262,7 +262,7 @@ class ToolScope:
         self._visible, self.has_chosen = None, not any([tool.choices for tool in tools.values()])
 
     def set_chosen_tools(self, tools: Mapping[str, Tool]) -> None:
-        """Keep only these tools, which the choices of their toolsets include in this turn."""
+        """Keep only these tools, which the toolset choices include in this turn."""
         self.has_chosen = True
         if len(tools) < len(self.tools):
             self.tools, self._visible = tools, None
@@ -295,13 +295,33 @@ class ToolScope:
     def untrusted_sources(self) -> tuple[str, ...]:
         """Return the sources of untrusted content in the whole session, oldest first.
 
-        Content that no longer fits into the context window counts, too: later replies may repeat it.
+        Content that no longer fits into the context window counts as well, because later replies may repeat it.
         """
         sources = self.conversation.index.untrusted
         if not self._inherited:
             return tuple(sources)
         inherited = [source for message in self._inherited for source in message.untrusted]
         return tuple(dict.fromkeys([*inherited, *sources]))
+
+    def runs_at_once(self, call: ToolCall) -> bool:
+        """Return whether only the policy decides about calls: no hook, person, client or budget is involved."""
+        if self.hooks is not None or self.client is not None or self.budget is not None or self.untrusted_sources():
+            return False
+        tool = self.find_tool(call)
+        if tool is None:
+            return False
+        try:
+            tool = tool.for_user(self.actor.user)
+        except Exception:  # noqa: BLE001 - from a user's own function; the call is refused when it is checked
+            return False
+        return not tool.confirm and self.governance.verdict(tool, self.actor).cell == "yes"
+
+    def emit_of_call(self, event: ToolCalled | ToolAnswered) -> None:
+        """Emit an event of a call, once the reply that has the call is stored."""
+        if self.journal is None:
+            self.emit(event)
+        else:
+            self.journal.when_reply_stored(partial(self.emit, event))
 
     def find_tool(self, call: ToolCall) -> Tool | None:
         """Return the tool that a call executes, here or in the client of the turn; None if there is none."""
@@ -318,8 +338,8 @@ class Approved(msgspec.Struct, frozen=True):
     """A tool call that passed every check, with its converted arguments.
 
     `binding` is the hash that a person approved, if one was asked. `by_command_rule` is True if a command rule of the
-    policy made asking unnecessary. `tainted` says why untrusted content in the session makes asking necessary.
-    `hooks` is what hooks decided.
+    policy made asking unnecessary. `tainted` is the reason why untrusted content in the session makes asking necessary.
+    `hooks` is the decision of the hooks.
     """
 
     call: ToolCall

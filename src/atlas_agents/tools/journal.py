@@ -42,7 +42,7 @@ _ADMISSION_DELAY = 0.1
 _BACKOFF = (0.05, 0.1, 0.2, 0.5, 1.0)
 _MAX_BACKOFF = 2.0
 _MICROCENTS = 100_000_000
-"""In one dollar."""
+"""Microcents in one dollar."""
 _NO_USAGE = Usage()
 _results = msgspec.json.Decoder(ToolResult)
 _questions = msgspec.json.Decoder(Question)
@@ -57,10 +57,10 @@ def is_loaded(conversation: Conversation) -> bool:
 
 
 class EndRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How a turn ended; the payload of the last step of its journal.
+    """End of a turn: the payload of the last step of its journal.
 
-    `partial` is the content of a message that was never completed, `kind` the kind of the error, `used` what the turn
-    used, as metadata, and `failed` the requests to the model that failed since its last reply.
+    `partial` is the content of an incomplete message, `kind` the kind of the error, `used` the usage of the turn as
+    metadata, and `failed` the requests to the model that failed since its last reply.
     """
 
     status: records.RunStatus
@@ -76,7 +76,7 @@ class EndRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 async def read_end_record(store: records.Store, row: records.RunRow) -> EndRecord | None:
-    """Return how a turn ended; None if it has not ended or its journal was deleted by retention."""
+    """Return the end of a turn; None if it has not ended or its journal was deleted by retention."""
     steps = await store.journal(row.tenant, row.id)
     if not steps or steps[-1].kind != "ended":
         return None
@@ -95,7 +95,7 @@ async def read_shared_state(store: records.Store, tenant: str, run_id: str, afte
 
 
 class HookAction(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a hook did to a tool call, for its audit row."""
+    """Action of a hook on a tool call, for its audit row."""
 
     hook: str
     did: Literal["changed arguments", "answered", "refused", "failed", "changed result", "withheld result"]
@@ -103,8 +103,8 @@ class HookAction(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class HookRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What hooks decided before a tool call, recorded before it is confirmed or run: a resumed run does not ask them
-    again.
+    """Decision of hooks before a tool call. It is recorded before the call is confirmed or run, so that a resumed run
+    does not call the hooks again.
 
     `arguments` replace those of the model, `answer` is the result of a call that is not run, and `refusal` says why a
     call is refused. `requested` are the arguments of the model, if they were changed.
@@ -121,7 +121,7 @@ _hooks = msgspec.json.Decoder(HookRecord)
 
 
 class SteerRecord(msgspec.Struct, frozen=True):
-    """Messages that entered a running turn after its tool calls, and the runs as which they had been accepted."""
+    """Messages that entered a running turn after its tool calls, and the runs under which they were accepted."""
 
     runs: tuple[str, ...]
     messages: tuple[str, ...]
@@ -180,16 +180,23 @@ class RetryingCommitter:
         self.stopped = True
 
     async def commit(
-        self, tenant: str, writes: Sequence[records.Write], step: records.AddJournal | None = None
+        self,
+        tenant: str,
+        writes: Sequence[records.Write],
+        step: records.AddJournal | None = None,
+        *,
+        is_due: bool = False,
     ) -> list[Any]:
         """Commit writes and return their results.
 
         If a connection broke during a commit, `step` tells whether that commit was applied. The results of a commit
-        that turns out to have been applied are unknown and returned as None.
+        that turns out to have been applied are unknown and returned as None. Writes that are due were waiting when
+        `stop` was called, and are tried once.
         """
         unclear = False
         for attempt, pause in enumerate(chain(_BACKOFF, repeat(_MAX_BACKOFF))):
-            self._check_stopped()
+            if attempt or not is_due:
+                self._check_stopped()
             try:
                 return await self._store.commit(tenant, writes)
             except (errors.StoreBusy, errors.StoreFull, errors.StoreLost) as error:
@@ -242,8 +249,8 @@ def _read_resume_record(row: records.JournalRow) -> ResumeRecord:
 
 
 class CrashHistory(msgspec.Struct, frozen=True):
-    """What the end of a journal tells about crashes: how often the run was resumed since it last recorded a step, how
-    often the process crashed while it was alone in quarantine, and how often it survived that."""
+    """Crash counts from the end of a journal: how often the run was resumed since its last recorded step, how often the
+    process crashed while the run was alone in quarantine, and how often it survived that."""
 
     resumes: int = 0
     alone: int = 0
@@ -309,7 +316,7 @@ class Quarantine:
             raise
 
     def leave(self, run_id: str) -> None:
-        """The run has ended, recorded a step or survived: the next one may be resumed."""
+        """Leave the quarantine after the run has ended, recorded a step or survived: the next may be resumed."""
         if self._current == run_id:
             self._current = ""
             self._admit_next()
@@ -418,7 +425,7 @@ class JournaledApprovals(msgspec.Struct, eq=False):
 
 
 def add_usage(day: str, session: str, agent_id: str, model: str, usage: Usage, turns: int) -> records.AddUsage:
-    """Return the write that adds what model calls used to the sums of a day."""
+    """Return the write that adds the usage of model calls to the sums of a day."""
     row = records.UsageRow(
         day,
         session,
@@ -444,12 +451,18 @@ class Journal:
     """
 
     budget: TurnBudget | None = None
-    """Settles what the run used with the next step."""
+    """Budget of the turn, which is settled with the next step."""
     restored_usage = _NO_USAGE
-    """What the recorded steps of earlier processes used."""
+    """Usage in the recorded steps of earlier processes."""
     _held_reply: tuple[records.AddJournal, *tuple[records.Write, ...]] | None = None
-    """A reply that is written with the next step, with its usage and contents."""
-    _on_reply_stored: Callable[[], None] | None = None
+    """A reply that is written with the next step, with its usage and contents; None once it is stored."""
+    _on_reply_stored: list[Callable[[], None]]
+    _writing_reply: asyncio.Lock
+    """Held while a reply is written; other steps wait, because they follow the reply."""
+    _waiting_steps = 0
+    """Steps that are written with the reply or wait for it."""
+    _pending: list[Message]
+    """Messages that are written with the next step."""
     _session_row: records.Session | None = None
     """The session as it was when this run was accepted and started."""
     _replies: list[Message]
@@ -486,11 +499,11 @@ class Journal:
         self._on_stored, self._on_state = on_stored, on_state
         self._clock = clock
         self._shared = shared
-        """Other processes write to the same sessions and start the runs that this one accepts."""
+        """Whether other processes write to the same sessions and start the runs that this one accepts."""
         self._committer = committer = RetryingCommitter(store, clock)
         self.approvals = JournaledApprovals(store, tenant, run_id, session, self._write_status_step, committer, clock)
         self._epoch = self._state_number = 0
-        self._pending: list[Message] = []
+        self._pending, self._on_reply_stored, self._writing_reply = [], [], asyncio.Lock()
         self._first_messages: list[Message] = []
         self._replies, self._replied_at, self._reply_count = [], [], 0
         self._summaries, self._steering, self._hook_records, self._own_messages = {}, {}, {}, {}
@@ -506,7 +519,7 @@ class Journal:
 
     @property
     def crash_looping(self) -> bool:
-        """The run crashed the process too often: it makes no new calls, and only recorded steps are replayed."""
+        """Whether the run crashed the process too often. Then only recorded steps are replayed, without new calls."""
         return self._crash_history.guilty
 
     async def accept(
@@ -697,7 +710,7 @@ class Journal:
         return self._epoch
 
     def detach(self) -> None:
-        """Write nothing more: the run stays open and resumes in another process."""
+        """Stop writing: the run stays open and resumes in another process."""
         self._committer.stop()
 
     @property
@@ -710,7 +723,7 @@ class Journal:
         return self._committer.fenced
 
     def invalidate(self, conversation: Conversation) -> None:
-        """Have the next turn reload the conversation, because memory may be ahead of the store."""
+        """Make the next turn reload the conversation, because memory may be ahead of the store."""
         _loaded.discard(conversation)
 
     def is_settled(self, call: ToolCall, *, repeatable: bool) -> bool:
@@ -818,11 +831,11 @@ class Journal:
     ) -> None:
         """Record a model reply and its usage, before anything acts on it.
 
-        `request` is the record of what the model was sent, as JSON, and `contents` stores what it refers to;
+        `request` is the record of the request as JSON, and `contents` stores the contents that it refers to;
         `on_stored` is called after they are written.
 
-        With `hold`, it is written with the next step: nothing acts on the reply that ends a turn, and its text is
-        announced as a message only after it is stored. `write_held_reply` writes it if the turn goes on instead.
+        With `hold`, it is written with the next step: the end of the turn, or the intent or outcome of its tool call.
+        Until then nothing acts on it, and nothing but its text is emitted: see `when_reply_stored`.
         """
         self._reply_count += 1
         self.add(message)
@@ -833,20 +846,37 @@ class Journal:
             payload = b'%b,"request":%b}' % (payload[:-1], request)
         reply = records.AddJournal(self._run_id, self._epoch, "reply", str(self._reply_count), payload)
         self._held_reply = (reply, used, *contents)
-        self._on_reply_stored = on_stored
-        if not hold:
+        self._on_reply_stored = [] if on_stored is None else [on_stored]
+        if hold:
+            return
+        try:
             await self.write_held_reply()
+        except Exception:  # the turn ends without it
+            self._held_reply = None
+            raise
 
     @property
     def holds_reply(self) -> bool:
-        """Whether a reply is held that has not been written."""
+        """Whether a reply is held that has not been stored."""
         return self._held_reply is not None
+
+    def when_reply_stored(self, callback: Callable[[], None]) -> None:
+        """Call a function once the last reply is stored: at once, unless the reply is held."""
+        if self._held_reply is None:
+            callback()
+        else:
+            self._on_reply_stored.append(callback)
 
     async def write_held_reply(self) -> None:
         """Write the reply that is held, if there is one."""
-        if self._held_reply is not None:
-            (reply, *more), self._held_reply = self._held_reply, None
-            await self._write_step("reply", reply.key, reply.payload, *more)
+        async with self._writing_reply:
+            if self._held_reply is None:
+                return
+            try:
+                await self._commit_step(None)
+            except asyncio.CancelledError:  # it may be stored all the same, and the turn ends without it
+                self._held_reply = None
+                raise
 
     async def record_summary(self, summary: Message | None, agent_id: str, model: str, usage: Usage) -> None:
         """Record a summary of older messages and its usage before the next reply; None if writing it failed."""
@@ -864,26 +894,29 @@ class Journal:
         return add_usage(utc_day(self._clock.time()), self._session, agent_id, model, usage, turns)
 
     def hook_record(self, call: ToolCall) -> HookRecord | None:
-        """Return what hooks decided about a call in an earlier process; None if they did nothing."""
+        """Return the decision of hooks about a call in an earlier process; None if they did nothing."""
         return self._hook_records.get(call.id)
 
     async def record_hooks(self, call: ToolCall, record: HookRecord) -> None:
-        """Record what hooks decided, before anything acts on it."""
+        """Record the decision of hooks, before anything acts on it."""
         await self._write_step("hook", call.id, encode(record))
 
     async def record_intent(self, call: ToolCall, *counts: records.Reserve | records.ReserveBudget) -> None:
         """Record that a call is about to act, and count it against its limits in the same transaction."""
-        if call.id not in self._intents:
-            await self._write_step("intent", call.id, encode(call), *counts)
+        if call.id in self._intents:
+            return
+        step = self._write_step("intent", call.id, encode(call), *counts)
+        # a call may be cancelled meanwhile, but the next step must know whether the reply is stored
+        await (step if self._held_reply is None else asyncio.shield(step))
 
     async def commit(self, writes: Sequence[records.Write]) -> list[Any]:
-        """Commit writes that are no step, retrying while the store is unavailable."""
+        """Commit writes that are not journal steps; retry while the store is unavailable."""
         return await self._committer.commit(self._tenant, writes)
 
     async def record_outcome(
         self, call: ToolCall, result: ToolResult, entry: AuditEntry, usage: Usage, *more: records.Write
     ) -> None:
-        """Record a call's result and what it used, its audit row and further writes in one transaction."""
+        """Record a call's result, usage, audit row and further writes in one transaction."""
         used = usage.to_metadata() if usage != _NO_USAGE else None
         payload = encode({**msgspec.to_builtins(result), **used} if used else result)
         await self._write_step("outcome", call.id, payload, records.AddAudit(encode(entry)), *more)
@@ -921,7 +954,7 @@ class Journal:
         self._ended = True
 
     def mark_merged(self) -> None:
-        """Write nothing more: the message entered another turn, and that has ended this run."""
+        """Stop writing: the message entered another turn, which ended this run."""
         self._ended = True
 
     @property
@@ -930,21 +963,38 @@ class Journal:
         return self._shared
 
     async def _write_step(self, kind: records.JournalKind, key: str, payload: bytes, *more: records.Write) -> None:
-        pending, self._pending = self._pending, []  # messages added during the commit go with the next step
-        held, self._held_reply = self._held_reply, None
-        settled = self.budget.take_settled() if self.budget is not None else []
+        """Commit a step, together with the reply that is held, if there is one.
+
+        While that is written, other steps wait, and keep their order: none may overtake the result of the call.
+        """
         step = records.AddJournal(self._run_id, self._epoch, kind, key, payload)
+        if self._held_reply is None and not self._waiting_steps:
+            await self._commit_step(step, *more)
+            return
+        self._waiting_steps += 1
+        is_due = not self._committer.stopped
+        try:
+            async with self._writing_reply:
+                await self._commit_step(step, *more, is_due=is_due)
+        finally:
+            self._waiting_steps -= 1
+
+    async def _commit_step(self, step: records.AddJournal | None, *more: records.Write, is_due: bool = False) -> None:
+        """Commit a step with all pending writes, or only the pending writes if there is no step."""
+        pending, self._pending = self._pending, []  # messages added during the commit go with the next step
+        held = self._held_reply or ()
+        settled = self.budget.take_settled() if self.budget is not None else []
         changes = self._metadata.take_changes() if self._metadata is not None else None
         if changes is not None:
             more = (*more, records.SetSessionMetadata(self._session, *changes))
-        state = self._state_step(changes)
-        steps = [step] if state is None else [state, step] if kind == "ended" else [step, state]
+        state, steps = self._state_step(changes), [] if step is None else [step]
+        if state is not None:
+            steps.insert(0 if step is not None and step.kind == "ended" else len(steps), state)
         try:
-            writes = [*self._message_writes(pending), *(held or ()), *steps, *settled, *more]
-            await self._committer.commit(self._tenant, writes, step)
+            writes = [*self._message_writes(pending), *held, *steps, *settled, *more]
+            await self._committer.commit(self._tenant, writes, step or (held[0] if held else None), is_due=is_due)
         except BaseException:
             self._pending[:0] = pending
-            self._held_reply = held
             if changes is not None and self._metadata is not None:
                 self._metadata.put_back(changes)
             if self.budget is not None:
@@ -954,10 +1004,16 @@ class Journal:
             self.budget.committed(settled)
         self.leave_quarantine()
         self._notify_stored(pending)
-        if (held is not None or kind == "reply") and self._on_reply_stored is not None:
-            self._on_reply_stored()
+        if held:
+            self._notify_reply_stored()
         if state is not None and self._on_state is not None:
             self._on_state(msgspec.json.decode(state.payload))
+
+    def _notify_reply_stored(self) -> None:
+        self._held_reply = None
+        callbacks, self._on_reply_stored = self._on_reply_stored, []
+        for callback in callbacks:
+            callback()
 
     def _state_step(self, changes: tuple[dict[str, Any], tuple[str, ...]] | None) -> records.AddJournal | None:
         """Return the step that records a change of the shared state; None if it did not change."""

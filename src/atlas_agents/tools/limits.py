@@ -30,7 +30,7 @@ class Ticker:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def schedule(self, callback: Callback) -> None:
-        """Call this once, at the next tick."""
+        """Schedule a callback to be called once, at the next tick."""
         if self._loop is not None and self._loop.is_closed():  # its timer will never fire
             self._loop = None
             self._callbacks.clear()
@@ -57,7 +57,7 @@ class Slots:
     def __init__(self, count: int) -> None:
         self.free = count
         self._waiters: deque[asyncio.Future[None]] | None = None
-        """Calls that wait; None while none ever did, because each turn has its slots."""
+        """Waiting calls; None until the first call waits, because each turn has slots."""
 
     def take(self) -> bool:
         """Take a slot if one is free and no call waits for one; return whether it did."""
@@ -178,14 +178,20 @@ class TickLimiter:
         self._loop: asyncio.AbstractEventLoop | None = None
         """The event loop on which the next tick is scheduled."""
 
-    async def acquire(self, agent_id: str) -> None:
-        """Wait until this agent may start a call."""
+    def take(self, agent_id: str) -> bool:
+        """Let this agent start a call if it may do so now; return whether it may."""
         self._start()
         remaining = self._remaining.get(agent_id, self._per_tick)
-        queue = self._queues.setdefault(agent_id, deque())
-        if remaining > 0 and not queue:
-            self._remaining[agent_id] = remaining - 1
+        if remaining <= 0 or self._queues.get(agent_id):
+            return False
+        self._remaining[agent_id] = remaining - 1
+        return True
+
+    async def acquire(self, agent_id: str) -> None:
+        """Wait until this agent may start a call."""
+        if self.take(agent_id):
             return
+        queue = self._queues.setdefault(agent_id, deque())
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         queue.append(waiter)
         try:
@@ -217,7 +223,7 @@ class TickLimiter:
         self._remaining[agent_id] = self._remaining.get(agent_id, self._per_tick - 1) + 1
 
     def _on_tick(self) -> None:
-        """Let waiting calls start first. Ticking stops once no call has started or waits."""
+        """Start a new tick: waiting calls start first. Ticking stops once no call has started or waits."""
         self._remaining.clear()
         self._loop = None
         for agent_id, queue in list(self._queues.items()):

@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 MAX_FORMS_PER_CALL = 20
-"""Further forms of the same call are cancelled without asking."""
+"""Maximum number of forms of one call; further ones are cancelled without asking."""
 _WITHDRAWN = Answer("dismiss", reason="the question was withdrawn")
 _MAX_SOURCES = 10
 NEUTRAL = "Tool execution failed. The error has been logged for investigation."
@@ -80,7 +80,7 @@ async def run_tools(
     executions: list[ToolCallExecution] = []
     sources = scope.untrusted_sources()
     for call in calls:
-        scope.emit(ToolCalled(scope.run_id, scope.display_name(call), call.arguments, call.id))
+        scope.emit_of_call(ToolCalled(scope.run_id, scope.display_name(call), call.arguments, call.id))
     try:
         decisions = await _decide_all(calls, scope, sources)
         executions = [ToolCallExecution(decision, scope, sources) for decision in decisions]
@@ -155,7 +155,7 @@ async def _decide_all(
 
 
 async def _decide(call: ToolCall, scope: ToolScope, sources: tuple[str, ...]) -> Approved | Rejected | Unanswered:
-    """Check a call of a journaled run, unless an earlier process settled it, or started it without an outcome."""
+    """Check a call of a journaled run, unless an earlier process settled it, or left it started without an outcome."""
     tool, journal = scope.find_tool(call), cast(Journal, scope.journal)
     repeatable = tool is not None and tool.effect != "unsafe"
     if journal.crash_looping:
@@ -308,7 +308,7 @@ class ToolCallExecution:
         return span
 
     def _end_span(self) -> None:
-        """The call has ended: end its span, and record how it ended, if that could be stored."""
+        """End the span of the call, and record its outcome, if that could be stored."""
         self._done = True
         if self._span is not NO_SPAN or self._scope.trace.telemetry.recorders:
             if self._recorded is not None:
@@ -336,7 +336,7 @@ class ToolCallExecution:
             raise self._failure
 
     async def wait_done(self) -> None:
-        """Wait for the end."""
+        """Wait until the call has ended."""
         if not self._done:
             await self._create_waiter()
 
@@ -359,9 +359,10 @@ class ToolCallExecution:
             self._attempt.stop()
 
     def final_result(self) -> ToolResult:
-        """Return the result; for a call that could not be recorded or stopped in time, that it was interrupted."""
+        """Return the result; for a call that could not be recorded or stopped in time, an interrupted one."""
         if self.result is None:
-            unknown = _interrupted_result(self._decision) if self._attempt else self._not_started_result()
+            may_have_run = self._attempt is not None and not self._untouched
+            unknown = _interrupted_result(self._decision) if may_have_run else self._not_started_result()
             self.result = self._recorded or unknown
             if self._recorded is not None or self._scope.journal is None or not self._scope.journal.detached:
                 self._emit_result(self.result)
@@ -425,7 +426,7 @@ class ToolCallExecution:
                 self._waiter.set_result(None)
 
     async def _close_open(self) -> None:
-        """Withdraw open forms, and settle what was reserved and not used."""
+        """Withdraw open forms, and release unused reservations."""
         if self._elicitation is not None:
             await self._elicitation.close()
         while self._reservations and self._scope.budget is not None:
@@ -462,7 +463,7 @@ class ToolCallExecution:
         self._source = "; ".join([*found][:_MAX_SOURCES])
 
     async def _query_unknown(self, result: ToolResult) -> ToolResult:
-        """Replace an unknown outcome by what the tool's `reconcile` finds out."""
+        """Replace an unknown outcome by the finding of the tool's `reconcile`."""
         decision = self._decision
         if self._cancelled or not isinstance(decision, Approved) or not decision.tool.reconcile:
             return result
@@ -513,7 +514,7 @@ class ToolCallExecution:
         return ToolResult(call.id, "error", text, "declined")
 
     def _error_result(self, error: Exception) -> ToolResult:
-        """Return what the model reads: the redacted message of an expected error; for a bug only that there was one."""
+        """Return the result for the model: the redacted message of an expected error; for a bug, a generic message."""
         call, redactor = self._decision.call, self._scope.governance.redactor
         if isinstance(error, Declined) and self._scope.asks:
             return ToolResult(call.id, "error", {"cancelled": True, **self._decline_reason(error)}, error.kind)
@@ -536,7 +537,7 @@ class ToolCallExecution:
     def _emit_result(self, result: ToolResult) -> ToolResult:
         call, scope = self._decision.call, self._scope
         duration = scope.durations[call.id] = round(self._milliseconds())
-        scope.emit(
+        scope.emit_of_call(
             ToolAnswered(
                 scope.run_id, self._name, call.arguments, call.id, result.status, result.error, result.result, duration
             )
@@ -600,7 +601,7 @@ class ToolCallExecution:
         )
 
     def _add_details(self, meta: dict[str, Any], result: ToolResult, secrets: Sequence[str]) -> None:
-        """Add to an audit entry what only some calls have."""
+        """Add the details that only some calls have to an audit entry."""
         decision, redactor = self._decision, self._scope.governance.redactor
         if self._tainted_by:
             meta["tainted_by"] = redactor.value(list(self._tainted_by))
@@ -677,12 +678,12 @@ class ToolCallExecution:
             await finish_despite_cancel(scope.journal.record_usage(scope.actor.agent_id, model, usage))
 
     def _add_turn_usage(self, usage: Usage) -> None:
-        """Count what another turn used that the tool ran; it is recorded as usage of that turn's session."""
+        """Count the usage of another turn that the tool ran; it is recorded as usage of that turn's session."""
         self._scope.count_usage("", usage)
         self._total_usage += usage
 
     def _report_progress(self, message: str) -> None:
-        """Emit progress. What may be the start of a secret is held back until the next message."""
+        """Emit progress. Text that may be the start of a secret is held back until the next message."""
         if self._progress is None:
             self._progress = self._scope.governance.redactor.stream()
         self._emit_progress(self._progress.add(message[: MAX_MESSAGE * 4])[:MAX_MESSAGE])
@@ -723,7 +724,7 @@ class ToolElicitation:
         self.log: list[dict[str, Any]] = []
         """For the audit log: who asked for which fields, and the outcome, without the values."""
         self.abandoned = False
-        """The whole turn ends and its questions with it: nothing more is written."""
+        """Whether the whole turn ends, and its questions with it: then nothing more is written."""
         self._call = call
         self._scope = scope
         self._timeout = timeout

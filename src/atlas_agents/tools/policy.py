@@ -22,9 +22,9 @@ from atlas_agents.tools.commands import ANY, REST, limit_wildcards
 
 Cell: TypeAlias = Literal["yes", "no", "ask"]
 WhenTainted: TypeAlias = Literal["allow", "ask", "deny"]
-"""What happens to a call once the session contains untrusted content."""
+"""Handling of a call once the session contains untrusted content."""
 EVERYONE = "*"
-"""Stands for every agent, role and group."""
+"""Name that stands for every agent, role and group."""
 _USER_PREFIX = "user:"
 _CELLS: tuple[Cell, ...] = ("yes", "ask", "no")
 WHEN_TAINTED: tuple[WhenTainted, ...] = ("allow", "ask", "deny")
@@ -81,7 +81,7 @@ def parse_command_rule(given: "CommandRule | Mapping[str, Any]", where: str) -> 
 
 
 class Actor(msgspec.Struct, frozen=True):
-    """Who calls a tool: an agent with its role, on behalf of a user of a tenant.
+    """Caller of a tool: an agent with its role, on behalf of a user of a tenant.
 
     Attributes:
         agent_id: Id of the agent.
@@ -109,7 +109,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 class PermissionGrant(msgspec.Struct, frozen=True):
-    """A granted permission, and what happens to calls that need it once the session contains untrusted content.
+    """A granted permission, and the handling of calls that need it once the session contains untrusted content.
 
     Attributes:
         permission: Name of the permission.
@@ -201,7 +201,7 @@ class Policy:
         return next((name for name in (tool, _namespace_entry(tool)) if name in self._cells), "")
 
     def deciding_subject(self, tool: str, agent_id: str, role: str = "") -> str:
-        """Return whose cell decides about a tool for an agent; an empty string if no cell does."""
+        """Return the subject whose cell decides about a tool for an agent; an empty string if no cell does."""
         cells = self._cells.get(self.entry(tool), {})
         for rank in self._ranks(agent_id, role):
             if named := [subject for subject in rank if subject in cells]:
@@ -240,7 +240,8 @@ class Policy:
     def when_tainted(
         self, tool: str, actor: Actor, *, needs: Sequence[str] = (), acts: bool = True
     ) -> WhenTainted | None:
-        """Return what happens to a call once the session contains untrusted content; None if the policy does not say.
+        """Return the handling of a call once the session contains untrusted content; None if the policy has no rule for
+        it.
 
         The entry of the tool decides, then the strictest of the grants that it needs, then `*` for a tool that acts.
         """

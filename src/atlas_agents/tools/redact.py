@@ -32,11 +32,11 @@ _MAX_ENCODED = 16_000
 _MAX_LINES = 500
 """Longer than the file of any key."""
 _MAX_SEARCHED = 200
-"""How many secrets of one text are searched for elsewhere, and how many of one call in other encodings."""
+"""Maximum number of secrets of one text that are searched for elsewhere, and of one call in other encodings."""
 _MIN_HELD, _MAX_HELD, _TAIL = 4, 8_192, 64
-"""How much of a stream is held back because it may be the start of a secret, and how much is remembered."""
+"""Characters of a stream that are held back as a possible start of a secret, and characters that are remembered."""
 _NOT_SECRET = frozenset(("PWD", "OLDPWD", "SSH_AUTH_SOCK", "XAUTHORITY", "KRB5CCNAME", "pwd"))
-"""Names of paths."""
+"""Names of variables that contain paths, not secrets."""
 _PLAIN_SETTING = re.compile(r"[A-Za-z]+(?:[ _-][A-Za-z]+)*|[\d.,:]+|\w+://[^@?\s]*|(?:[\w-]+\.)+[A-Za-z]{2,}(?::\d+)?")
 """Words, numbers and addresses: values of settings such as `AUTH_MODE`, `MAX_TOKENS` or `COOKIE_DOMAIN`."""
 _BOT_ID = re.compile(r"\d{6}:")
@@ -140,8 +140,8 @@ def _apply(found: Iterable[rules.SecretRule], text: str, searched: str, removed:
 
 
 def _redact_formats(text: str, levels: int = 1, removed: list[str] | None = None) -> str:
-    """Remove what looks like a secret: tokens of vendors, also in base64, passwords in commands, and values after
-    secret names. What is removed is added to `removed`, except base64."""
+    """Remove text that looks like a secret: tokens of vendors, also in base64, passwords in commands, and values after
+    secret names. Removed secrets are added to `removed`, except base64."""
     if not _may_hold_secret(text):
         return text
     text = _apply(rules.TEXT_RULES, text, text, removed)
@@ -162,7 +162,7 @@ def _redact_formats(text: str, levels: int = 1, removed: list[str] | None = None
 
 
 def _may_hold_secret(text: str) -> bool:
-    """Return whether a text has what every rule of a format needs; it is only searched for in a short text."""
+    """Return whether a text may match any rule of a format. This quick check is only used for short texts."""
     if len(text) < rules.MIN_TOKEN and " " not in text:  # as most names of fields
         return "=" in text or ":" in text or "-" in text
     if len(text) >= _SHORT_TEXT or not text.isascii():
@@ -177,7 +177,7 @@ def _may_hold_secret(text: str) -> bool:
 
 _SHORT_TEXT = 200
 _MAY_HOLD_SECRET = re.compile(rf"[=:-]|\S{{{rules.MIN_TOKEN}}}|(?i:bearer|basic|login) ")
-"""What every rule of a format needs. One search is faster than the hints of all rules in a short text."""
+"""Pattern that every rule of a format needs. In a short text, one search is faster than the hints of all rules."""
 
 
 def _redact_assignments(text: str, removed: list[str] | None = None) -> str:
@@ -263,13 +263,13 @@ class Redactor:
             self._pattern = re.compile("|".join(re.escape(secret) for secret in self._known))
 
     def share(self, other: "Redactor") -> None:
-        """Know the same values as another redactor, also those that it learns later."""
+        """Share the known values of another redactor, including those that it learns later."""
         self.__dict__ = other.__dict__
 
     def text(self, text: str, also: Iterable[str] = ()) -> str:
         """Return a text without secrets and without the values in `also`, in any encoding.
 
-        What is recognized as a secret in one place is removed everywhere in the text.
+        A secret that is recognized in one place is removed everywhere in the text.
         """
         text = self._remove_known(text) if self._pattern is not None else text
         text = _remove_each(text, also) if also else text
@@ -291,7 +291,7 @@ class Redactor:
         return StreamRedactor(self)
 
     def held_back(self, text: str) -> int:
-        """Return how many characters at the end of a text may be the start of a secret that continues."""
+        """Return the number of characters at the end of a text that may be the start of a secret."""
         opened = text.rfind("-----BEGIN")
         if opened >= 0 and _KEY_END not in text[opened:]:
             return len(text) - opened
@@ -371,12 +371,12 @@ class StreamRedactor:
         return self._redact(text[:shown])
 
     def flush(self) -> str:
-        """Return what is still held back once the stream has ended."""
+        """Return the held-back text once the stream has ended."""
         text, self._held = self._held, ""
         return "" if self._in_key else self._redact(text)
 
     def _redact(self, text: str) -> str:
-        """Redact a text together with the end of what was shown before it."""
+        """Redact a text together with the end of the text that was shown before it."""
         if not text:
             return ""
         whole = self._tail + text
@@ -547,7 +547,7 @@ def _read_json(text: str) -> Any:
 
 
 def hide_named(hide: Callable[[Any], Any], data: Any) -> Callable[[Any], Any]:
-    """Return a function that removes what `hide` removes, and everywhere the values that have secret names in `data`.
+    """Return a function that removes the same as `hide`, and also all values that have secret names in `data`.
 
     So a password in the arguments of a tool call is also removed from the texts that repeat it.
     """
@@ -604,7 +604,7 @@ def _password_in(address: str) -> str | None:
 
 
 def _decode_base64(text: str) -> str:
-    """Return what a text encodes as base64; empty if that is not a text."""
+    """Decode base64 to text; empty if the content is not text."""
     letters = text.rstrip("=").replace("-", "+").replace("_", "/")
     try:
         return base64.b64decode(letters + "=" * (-len(letters) % 4)).decode()
@@ -656,4 +656,4 @@ def _encodings(secret: str) -> set[str]:
 
 _ESCAPED_BYTE = re.compile(r"%[0-9A-F]{2}")
 _HTML_IN_JSON = {ord(char): f"\\u{ord(char):04x}" for char in "<>&"}
-"""What some encoders escape in JSON so that it can be put into a page."""
+"""Characters that some encoders escape in JSON, so that it can be embedded in a page."""

@@ -1,4 +1,4 @@
-"""Tool registry and tool search: all tools of an application, and how an agent with many tools finds the right ones."""
+"""Tool registry and tool search: all tools of an application, and a search for agents with many tools."""
 
 import math
 import re

@@ -178,7 +178,7 @@ def describe_function(name: str, function: Callable[..., Any]) -> FunctionDescri
 
 
 def describe_result(function: Callable[..., Any]) -> dict[str, Any] | None:
-    """Return the JSON schema of what a function returns if its return type is a class with typed fields; else None.
+    """Return the JSON schema of a function's results if its return type is a class with typed fields; else None.
 
     Such a class is a TypedDict, a dataclass, a pydantic model or a msgspec struct. Images and files have none.
     """
@@ -246,7 +246,7 @@ def _distance(branch: list[Any]) -> tuple[int, int]:
 
 
 def _describe_problem(error: Any) -> list[str]:
-    """Return what is wrong, with the path of the field; for a union, what is wrong with the type that was meant."""
+    """Describe a problem, with the path of the field; for a union, the problem with the closest type."""
     branches: Any = getattr(error.kind, "context", None) or ()
     meant: list[list[Any]] = [branch for branch in branches if not any(_is_other_type(each, error) for each in branch)]
     if meant:
@@ -299,8 +299,7 @@ def _bound_arguments(function: Any) -> Mapping[str, Any]:
 
 
 def _docstring_owner(function: Any) -> Any:
-    """Return the object whose docstring applies: what a partial wraps; `__call__` rather than the class of an
-    object."""
+    """Return the object whose docstring applies: the function of a partial, or `__call__` of a callable object."""
     while isinstance(function, partial):
         function = cast(Any, function).func
     if inspect.isroutine(function):

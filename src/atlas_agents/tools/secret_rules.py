@@ -10,8 +10,8 @@ from typing import NamedTuple
 class SecretRule(NamedTuple):
     """A format of secrets. One of the `hints` must occur in a text (a fast pre-check) before `pattern` is applied.
 
-    If the pattern has a group named `secret`, only that group is redacted. No pattern may start again inside what it
-    has read in vain: texts can be long.
+    If the pattern has a group named `secret`, only that group is redacted. No pattern may backtrack over text that it
+    has already read, because texts can be long.
     """
 
     id: str

@@ -53,13 +53,13 @@ Choose: TypeAlias = Callable[[Any], Any]
 Argv: TypeAlias = Callable[[dict[str, Any]], Any]
 """Sync or async; returns the argument vector of a call that runs exactly one program, else None."""
 Binds: TypeAlias = Callable[[dict[str, Any]], Any]
-"""Sync or async; returns what a call depends on besides its arguments, as plain JSON."""
+"""Sync or async; returns the facts that a call depends on besides its arguments, as plain JSON."""
 Untrusted: TypeAlias = str | Callable[[dict[str, Any]], str]
 """Kind of content by others, such as `web`, or a function of the arguments that returns its source, `web: host`."""
 Sends: TypeAlias = bool | Callable[[dict[str, Any], Conversation], Any]
 """Whether a call sends data out; a sync or async function decides by the arguments and the conversation."""
 Locate: TypeAlias = Callable[[dict[str, Any]], str]
-"""Returns the real path of the file that a call concerns; raises ToolFault if only this side can run the call."""
+"""Returns the real path of the file that a call concerns; raises ToolFault if the client cannot run the call."""
 Around: TypeAlias = Callable[[ToolContext], AbstractAsyncContextManager[None]]
 """A context manager in which each execution of a tool runs."""
 _EFFECTS = ("pure", "keyed", "unsafe")
@@ -72,7 +72,7 @@ _SINGLE_INPUT: dict[str, Any] = {
 
 
 class ClientSide(msgspec.Struct, frozen=True):
-    """What differs if the client of a turn runs a tool of this side: it knows text of a file that is not saved."""
+    """Changes to a tool if the client runs it in place of the gateway: the client knows the unsaved text of files."""
 
     locate: Locate
     preview: Preview | None = None
@@ -94,12 +94,12 @@ class Tool:
         timeout: Seconds after which a call is stopped.
         permissions: Permissions that a policy must grant, such as `file:read`.
         confirm: Whether a person must approve a call: a bool, or a function of the arguments.
-        effect: `"pure"`, `"keyed"` or `"unsafe"`: what a second execution would do.
+        effect: `"pure"`, `"keyed"` or `"unsafe"`: the effect of a second execution.
         in_process: Where a sync function runs: True for a thread of this process, False for a worker process. By
             default a worker process, or a thread for a method, a function that takes a `ToolContext`, and one that
             cannot be pickled.
         reconcile: Finds out whether an interrupted call took effect, by its idempotency key.
-        preview: Describes what a call would change, for the person who approves it.
+        preview: Describes the changes of a call for the person who approves it.
         binds: Facts besides the arguments that an approval is bound to.
         argv: The argument vector of a call that runs exactly one program, for command rules.
         untrusted: Kind of content by others that results contain, such as `web` or `mail`, or a function that returns
@@ -123,7 +123,7 @@ class Tool:
     of_client = False
     """Internal: the caller of the turn brought it, and consents to a call by running it."""
     client_side: ClientSide | None = None
-    """Internal: how the caller of a turn can run this tool in its place; None if it cannot."""
+    """Internal: how the caller of a turn can run this tool instead of the gateway; None if it cannot."""
     _client_folder = ""
     around: Around | None = None
     """Internal: returns a context manager that each execution of the function runs in."""
@@ -164,8 +164,7 @@ class Tool:
         self.reconcile = reconcile
         """Finds out, by its idempotency key, whether an interrupted call took effect."""
         self.preview = preview
-        """Describes what a call would change, for the person who approves it; a ToolFault that it raises ends the
-        call."""
+        """Describes the changes of a call for the person who approves it; a ToolFault that it raises ends the call."""
         self.binds = binds
         """Returns facts that an approval is bound to; called when asking and again right before the tool acts."""
         self.argv = argv
@@ -420,7 +419,7 @@ class Toolset:
 
 
 ToolLike: TypeAlias = Tool | Toolset | Function | Mapping[str, Any]
-"""What is accepted as a tool: a tool, a toolset, a typed function, or a definition as a dict."""
+"""Accepted forms of a tool: a tool, a toolset, a typed function, or a definition as a dict."""
 
 
 class ToolOptions(TypedDict, total=False):
@@ -612,7 +611,7 @@ def as_tool(item: Tool | Function | Mapping[str, Any]) -> Tool:
 
 
 def _tool_of_function(function: FunctionType) -> Tool:
-    """Return the tool of a plain function. What follows from the function is derived once and then copied."""
+    """Return the tool of a plain function. Properties of the function are derived once and then copied."""
     template = _templates.get(function)
     if template is None:
         made = tool(function)

@@ -240,7 +240,7 @@ def pack_fault(error: BaseException) -> Frame:
 
 
 def unpack_answer(kind: bytes, body: list[bytes], function: Callable[..., Any]) -> Any:
-    """Return what the function returned, or raise what it raised. Only the worker can write to the socket."""
+    """Return the function's result, or raise its exception. Only the worker can write to the socket."""
     stream = _PickleReader(b"".join(body))
     if kind == RESULT:
         try:

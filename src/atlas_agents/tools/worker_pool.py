@@ -44,7 +44,7 @@ serve(*map(int, numbers))
 
 
 class WorkerProcess:
-    """One worker process. `end` is set to how it ended once it is dead and reaped."""
+    """One worker process. `end` is set to a description of its end once it is dead and reaped."""
 
     def __init__(self, max_result: int) -> None:
         loop = asyncio.get_running_loop()
@@ -217,7 +217,7 @@ class Workers:
         positional: Sequence[Any] = (),
         report: OnProgress | None = None,
     ) -> Any:
-        """Call function(*positional, **arguments) in a worker; return what it returns, or raise what it raises.
+        """Call function(*positional, **arguments) in a worker; return its result, or raise its exception.
 
         It runs in the working directory at the time of this call. If this is cancelled, the worker and its process
         group are dead before CancelledError is raised. Raises NotSendable, before anything has run, if the call cannot
@@ -244,7 +244,7 @@ class Workers:
         return await run_in_thread(worker_codec.unpack_answer, kind, body, function)
 
     async def close(self) -> None:
-        """Kill the workers of this event loop and what they run. The object can be used again."""
+        """Kill the workers of this event loop and their child processes. The object can be used again."""
         pool = self._pools.pop(asyncio.get_running_loop(), None)
         if pool is not None:
             await pool.closer.aclose()
@@ -373,7 +373,7 @@ class _Pool:
             self._release(worker)
 
     def _on_end(self, worker: WorkerProcess) -> None:
-        """Replace a worker, unless it could not start or died while idle: that might repeat endlessly."""
+        """Replace an ended worker, unless it could not start or died while idle: that might repeat endlessly."""
         self._all.discard(worker)
         was_idle = worker in self._idle
         if was_idle:

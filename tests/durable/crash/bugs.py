@@ -313,7 +313,7 @@ BUGS: dict[str, Bug] = {
     "a job is kept apart": Bug(store_job_separately, "A", "handed on", ("jobs",)),
     "a job is marked as reported too early": Bug(mark_notified_before_reporting, "A", "handed on", ("jobs", "I11")),
     "the answer of a job has no name": Bug(drop_report_keys, "A", "handed on", ("jobs",)),
-    "no one is fenced": Bug(disable_fencing, "zombies", "one unsafe call", ("I9",)),
+    "no one is fenced": Bug(disable_fencing, "zombies", "four calls at once", ("I9",)),
 }
 
 

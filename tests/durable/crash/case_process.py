@@ -126,6 +126,8 @@ def _prepare(setup: CaseSetup, process: CaseProcess, before_stop: Callable[[], o
     STATE.log = EvidenceLog(setup.folder / "evidence", process.number)
     STATE.points = Points(process.plan, STATE.log, before_stop)
     STATE.clock = Clock(setup.began, process.plan.jump)
+    STATE.steering_sent = asyncio.Event()
+    STATE.steering_sent.set()
     logging.basicConfig(handlers=[_LogHandler(logging.ERROR)], force=True)
     for each, timeout in zip(TOOLS, _TIMEOUTS, strict=True):
         each.timeout = _TOOL_TIMEOUT if process.plan.fault == "timeout" else timeout

@@ -101,10 +101,14 @@ class Client:
         return []
 
     async def _send_all(self, sends: Sequence[Send]) -> None:
-        for send in sends:
+        for send, after in itertools.zip_longest(sends, sends[1:]):
             if send.key in self._acked:
                 continue
+            if send.on and after is not None and after.steers:
+                STATE.steering_sent.clear()
             follower = await self._send(send)
+            if send.steers or follower is None:
+                STATE.steering_sent.set()
             if follower is None:
                 return
             if not send.on:

@@ -33,8 +33,14 @@ class ProcessState:
     clock: Clock
     opening = True
     """Opening the store has no fault points, except in one script."""
+    steering_sent: asyncio.Event
+    """Not set while a steering message is sent: the model waits for it, so that its turn does not end before."""
     pause = 0.0
     """Delay in seconds after a call and before each chunk of the model, for signals from outside."""
+
+    def __init__(self) -> None:
+        self.steering_sent = asyncio.Event()
+        self.steering_sent.set()
 
     async def delay(self) -> None:
         if self.pause:

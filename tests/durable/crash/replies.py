@@ -118,6 +118,7 @@ class ReplayModel(BaseProvider):
         reply = says("<summary>So far.</summary>") if is_summary else next_reply(request.messages)
         if self._breaks:
             reply = Reply(*reply.items[: max(1, len(reply.items) // 2)]) + fails(ProviderError("cut off", "network"))
+        await STATE.steering_sent.wait()
         in_model(STATE.points.hit("model before"))
         async for chunk in Scripted(reply).stream(request):
             in_model(STATE.points.hit("model chunk"))
