@@ -1,6 +1,7 @@
 """Helpers of many tests: valid histories, events of a stream, waiting, and a monitor of the event loop."""
 
 import asyncio
+import importlib
 import importlib.util
 import inspect
 import os
@@ -30,6 +31,21 @@ def load_benchmark(name: str) -> Any:
     module = importlib.util.module_from_spec(found)
     found.loader.exec_module(module)
     return module
+
+
+class LazyModule:
+    """A module that is imported when one of its names is first used: every worker process collects all tests.
+
+    Not the one of `importlib`: pytest reads private attributes of every object in a test module, which would import it.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("_"):
+            raise AttributeError(attribute)
+        return getattr(importlib.import_module(self._name), attribute)
 
 
 def is_paired(messages: Sequence[Message]) -> bool:

@@ -329,8 +329,25 @@ def _load(script: Path, folders: Sequence[Path]) -> None:
         importlib.import_module("pydantic").create_model("Loaded", text=(str, "")).model_json_schema()
     if (stores := sys.modules.get("atlas_agents.storage.sqlite_files")) is not None:
         stores._empty_file()  # the content of a new database, which each program would build
+    if (app := sys.modules.get("atlas_agents.app.app")) is not None:
+        _build_tools(app)
+        assert threading.active_count() == 1, "a forked program would not have the other threads"
     gc.collect()
     gc.freeze()
+
+
+@cache
+def _build_tools(app: Any) -> None:
+    """Build the built-in tools in an empty workspace: the models of their arguments are kept for all programs."""
+    before = dict(os.environ)
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        os.environ.clear()  # no settings of the host
+        os.environ.update(HOME=folder, ATLAS_HOME=folder)
+        try:
+            app.load_workspace_agents(folder)
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
 
 
 def _find_test_module(module: str, folders: Sequence[Path]) -> Path | None:

@@ -59,6 +59,11 @@ class Sources:
         ]
 
     @cached_property
+    def nodes(self) -> dict[str, list[ast.AST]]:
+        """All nodes of each module. To walk through the trees takes longer than to look at each node."""
+        return {name: list(ast.walk(tree)) for name, tree in self.trees.items()}
+
+    @cached_property
     def _without_packages(self) -> list[str]:
         """Without `__init__.py`, which mostly names what a package is for."""
         return [self.name(file) for file in self.files if file.name != "__init__.py"]
@@ -72,8 +77,8 @@ class Sources:
         """Lines of import statements; one that goes over several lines counts with all of them."""
         spans = (
             range(node.lineno, (node.end_lineno or node.lineno) + 1)
-            for tree in self.trees.values()
-            for node in ast.walk(tree)
+            for nodes in self.nodes.values()
+            for node in nodes
             if isinstance(node, ast.Import | ast.ImportFrom)
         )
         return sum(len(span) for span in spans)
@@ -154,9 +159,9 @@ class Sources:
     def evasions(self) -> list[str]:
         """Modules named in a string by a module of a layer that may not import them."""
         found: list[str] = []
-        for module, tree in self.trees.items():
+        for module, nodes in self.nodes.items():
             package = module.partition(".")[2].partition(".")[0]
-            for node in ast.walk(tree):
+            for node in nodes:
                 if not (isinstance(node, ast.Constant) and isinstance(node.value, str)):
                     continue
                 target = re.match(rf"{PACKAGE}\.(\w+)(\.\w+)*$", node.value)
@@ -177,11 +182,15 @@ def sources_of(root: Path) -> Sources:
 
 
 def _without_type_checking(tree: ast.AST) -> Iterator[ast.AST]:
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
-            continue
-        yield node
-        yield from _without_type_checking(node)
+    """Yield the statements of a module, in functions and classes too, but those for type checkers only."""
+    pending = [tree]
+    while pending:
+        for node in ast.iter_child_nodes(pending.pop()):
+            if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+                continue
+            if not isinstance(node, ast.expr):  # an expression contains no statement
+                yield node
+                pending.append(node)
 
 
 def forbidden(root: Path) -> dict[str, list[words.Hit]]:

@@ -172,7 +172,7 @@ async def test_call_keeps_its_id_and_deadline_across_a_restart() -> None:
         assert [each.id for each in await pending(stream)] == [before.id]
         await clock.advance(61)
         assert (await reply(stream)).text == "Too late."
-        with pytest.raises(Conflict, match="takes no result any more: the client posted none in time"):
+        with pytest.raises(Conflict, match="no longer accepts a result: the client posted none in time"):
             await atlas.post_results([ClientResult(before.id, "rain")])
     assert [(each.status, each.result) for each in results(model)] == [
         ("unknown", "the call of weather has no result: the client posted none in time; it may have happened")
@@ -273,9 +273,9 @@ def bad_offers() -> list[Any]:
     deep: dict[str, Any] = {"$ref": "https://example.org/schema.json"}
     return [
         (ClientTools((ClientTool("Lo\u212aup"),)), "invalid name"),
-        (ClientTools((ClientTool("LOOK"),)), "client tool 'LOOK' has the name of the tool 'look'"),
-        (ClientTools((ClientTool("shop__buy"),)), "has the name of the tool 'shop__buy'"),
-        (ClientTools((ClientTool("Hand_Off"),)), "has the name of the tool 'hand_off'"),
+        (ClientTools((ClientTool("LOOK"),)), "client tool 'LOOK' has the name of the server-side tool 'look'"),
+        (ClientTools((ClientTool("shop__buy"),)), "has the name of the server-side tool 'shop__buy'"),
+        (ClientTools((ClientTool("Hand_Off"),)), "has the name of the server-side tool 'hand_off'"),
         (ClientTools((ClientTool("x"), ClientTool("X"))), "duplicate client tool 'X'"),
         (ClientTools(tuple(ClientTool(f"t{n}") for n in range(129))), "129 client tools were given"),
         (ClientTools((ClientTool("x", "y" * 70_000),)), "maximum is 65,536"),
@@ -285,7 +285,7 @@ def bad_offers() -> list[Any]:
         (ClientTools((ClientTool("x"),), allowed=("y",)), "'y': it is not among the tools"),
         (ClientTools((), tool_choice="required"), "needs at least one"),
         (ClientTools((ClientTool("x"),), deadline=8 * 86_400), "invalid deadline"),
-        (ClientTools((), runs=("bash",), folder="/src"), "cannot run the tool 'bash' of this side: expected file_read"),
+        (ClientTools((), runs=("bash",), folder="/src"), "cannot run the server-side tool 'bash': expected file_read"),
         (ClientTools((), runs=("file_read",), folder="src"), "needs the absolute path of its folder, got 'src'"),
     ]
 
@@ -320,7 +320,7 @@ async def test_result_that_is_refused() -> None:
         await reply(stream)
 
 
-# Tools of this side that the client runs
+# Server-side tools that the client runs
 
 
 WRITING = calls("file_write", path="a.txt", content="new\n")

@@ -25,7 +25,7 @@ def defined() -> set[str]:
     for module, tree in structure.sources_of(ROOT).trees.items():
         names.add(module.removeprefix("atlas_agents").removeprefix("."))
         names |= _names(tree)
-        for node in ast.walk(tree):
+        for node in structure.sources_of(ROOT).nodes[module]:
             if isinstance(node, ast.ClassDef):
                 attributes = _names(node) | _assigned_to_self(node)
                 names |= attributes | {f"{node.name}.{name}" for name in attributes}

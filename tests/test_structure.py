@@ -29,21 +29,21 @@ def test_tool_functions_are_called_in_one_place_only() -> None:
     """A call anywhere else would bypass permissions and audit. `FunctionTool.__call__` is for the developer's code."""
     callers = [
         name
-        for name, tree in structure.sources_of(ROOT).trees.items()
-        for node in ast.walk(tree)
+        for name, nodes in structure.sources_of(ROOT).nodes.items()
+        for node in nodes
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "function"
     ]
     assert sorted(callers) == ["atlas_agents.tools.execute", "atlas_agents.tools.tool"]
 
 
 def test_private_names_are_used_only_in_their_module() -> None:
-    assert [use for module, tree in structure.sources_of(ROOT).trees.items() for use in _foreign(module, tree)] == []
+    assert [use for module, nodes in structure.sources_of(ROOT).nodes.items() for use in _foreign(module, nodes)] == []
 
 
-def _foreign(module: str, tree: ast.Module) -> list[str]:
+def _foreign(module: str, nodes: list[ast.AST]) -> list[str]:
     """Return the uses of private names that a module imports, or reads from an object, and does not define itself."""
     own, used = set[str](), list[tuple[str, int]]()
-    for node in ast.walk(tree):
+    for node in nodes:
         match node:
             case ast.Attribute(ast.Name("self" | "cls"), name):
                 own.add(name)

@@ -8,21 +8,9 @@ import sys
 from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import acp
 import pytest
-from acp.schema import (
-    AcceptElicitationResponse,
-    AllowedOutcome,
-    ClientCapabilities,
-    DeniedOutcome,
-    ElicitationCapabilities,
-    ElicitationFormCapabilities,
-    FileSystemCapabilities,
-    ReadTextFileResponse,
-    RequestPermissionResponse,
-)
 from atlas_command import AGENTS, ATLAS, POLICY, Home, reply_by_rule
 
 import fork_server
@@ -31,8 +19,13 @@ from atlas_agents.client import GatewayClient
 from atlas_agents.core.errors import ToolFailed
 from atlas_agents.gateway.protocol.events import ClientCallShape, ToolSettled
 from atlas_agents.gateway.protocol.sessions import RunPosition
-from checks import TIMEOUT, wait_until
+from checks import TIMEOUT, LazyModule, wait_until
 from model_server import ModelRequest, ModelServer, Reply, run_model_server
+
+if TYPE_CHECKING:
+    import acp
+else:
+    acp = LazyModule("acp")  # it defines a model for each message of the protocol, which takes a second
 
 pytestmark = pytest.mark.slow
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
@@ -123,27 +116,29 @@ class EditorDouble:
 
     async def request_permission(
         self, session_id: str, tool_call: Any, options: Sequence[Any], **_: Any
-    ) -> RequestPermissionResponse:
+    ) -> "acp.schema.RequestPermissionResponse":
         self.asked.append(tool_call)
         answer = self.answers.pop(0)
         if answer == "wait":
             await asyncio.Event().wait()
         if answer == "cancelled":
-            return RequestPermissionResponse(outcome=DeniedOutcome(outcome="cancelled"))
+            return acp.schema.RequestPermissionResponse(outcome=acp.schema.DeniedOutcome(outcome="cancelled"))
         if answer == "type":  # the person goes on typing, and then allows the call
             self.buffers = {path: f"{text}typed\n" for path, text in self.buffers.items()}
             answer = "allow-once"
         assert answer in [each.option_id for each in options]
-        return RequestPermissionResponse(outcome=AllowedOutcome(outcome="selected", option_id=answer))
+        return acp.schema.RequestPermissionResponse(
+            outcome=acp.schema.AllowedOutcome(outcome="selected", option_id=answer)
+        )
 
-    async def create_elicitation(self, message: str, mode: Any, **_: Any) -> AcceptElicitationResponse:
+    async def create_elicitation(self, message: str, mode: Any, **_: Any) -> "acp.schema.AcceptElicitationResponse":
         self.asked.append(message)
-        return AcceptElicitationResponse(action="accept", content=json.loads(self.answers.pop(0)))
+        return acp.schema.AcceptElicitationResponse(action="accept", content=json.loads(self.answers.pop(0)))
 
-    async def read_text_file(self, session_id: str, path: str, **_: Any) -> ReadTextFileResponse:
+    async def read_text_file(self, session_id: str, path: str, **_: Any) -> "acp.schema.ReadTextFileResponse":
         if path not in self.buffers:
             raise acp.RequestError.resource_not_found(path)
-        return ReadTextFileResponse(content=self.buffers[path])
+        return acp.schema.ReadTextFileResponse(content=self.buffers[path])
 
     async def write_text_file(self, session_id: str, path: str, content: str, **_: Any) -> None:
         self.written.append(path)
@@ -174,9 +169,9 @@ async def connected(
     """Start `atlas acp` and initialize it; yield the client and the input of the command."""
     starts = started_by_client if arguments == JETBRAINS else forked
     async with asyncio.timeout(TIMEOUT), starts(home, editor, arguments) as (agent, process, writer):
-        shown = ElicitationCapabilities(form=ElicitationFormCapabilities()) if forms else None
-        buffers = FileSystemCapabilities(read_text_file=files, write_text_file=files)
-        can = ClientCapabilities(elicitation=shown, fs=buffers)
+        shown = acp.schema.ElicitationCapabilities(form=acp.schema.ElicitationFormCapabilities()) if forms else None
+        buffers = acp.schema.FileSystemCapabilities(read_text_file=files, write_text_file=files)
+        can = acp.schema.ClientCapabilities(elicitation=shown, fs=buffers)
         await agent.initialize(protocol_version=1, client_capabilities=can)
         yield agent, writer
     assert process.returncode == 0
@@ -519,7 +514,7 @@ def test_edit_shows_the_text_that_it_replaces(tmp_path: Path) -> None:
 
 async def test_call_that_an_earlier_editor_may_have_run_has_one_effect(tmp_path: Path) -> None:
     editor, tea = EditorDouble(), str(tmp_path / "tea.txt")
-    can = FileSystemCapabilities(read_text_file=True, write_text_file=True)
+    can = acp.schema.FileSystemCapabilities(read_text_file=True, write_text_file=True)
     files = EditorFiles(editor, "s", tmp_path, can)
     arguments = {"path": "tea.txt", "old": "tea", "new": "green tea"}
 
@@ -543,6 +538,6 @@ async def test_call_that_an_earlier_editor_may_have_run_has_one_effect(tmp_path:
 def test_editor_runs_only_what_its_capabilities_allow(tmp_path: Path) -> None:
     offers = [
         EditorFiles(EditorDouble(), "s", tmp_path, can).offer
-        for can in (None, FileSystemCapabilities(), FileSystemCapabilities(read_text_file=True))
+        for can in (None, acp.schema.FileSystemCapabilities(), acp.schema.FileSystemCapabilities(read_text_file=True))
     ]
     assert offers == [None, None, {"runs": ("file_read",), "folder": str(tmp_path), "deadline": 120.0}]

@@ -91,4 +91,4 @@ async def test_checks_are_those_of_the_command(tmp_path: Path) -> None:
 async def test_gateway_of_a_program_has_no_installation_to_back_up(tmp_path: Path) -> None:
     async with serve_gateway(tmp_path) as gateway, connect_client(gateway) as client:
         for method in ("ops.status", "ops.backup", "ops.doctor"):
-            assert "part of a program" in (await fail(client, method))["message"]
+            assert "embedded in a program" in (await fail(client, method))["message"]

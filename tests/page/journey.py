@@ -271,7 +271,7 @@ class NewUser:
         self.go_to("Settings")
         self.click(self.page.locator(".settings-tabs").get_by_role("link", name="MCP servers"))
         self.press_button("Add server")
-        self.press_button("Command or URL of your own")
+        self.press_button("Custom command or URL")
         fields = {
             "Name": "tasks",
             "Arguments": f"-S\n{MCP_SERVER}\n{self._folder}",

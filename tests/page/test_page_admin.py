@@ -153,7 +153,7 @@ def test_mcp_server_is_added_inspected_approved_and_removed(
     page = admin.open("/settings/mcp").page
     admin.button("Add server").click()
     expect(page.get_by_role("list", name="Well-known servers")).to_contain_text("GitHub")
-    admin.button("Command or URL of your own").click()
+    admin.button("Custom command or URL").click()
     fields = {"Name": "shop", "Environment variables": "API_KEY=s3cret-value", "Folder it may change": str(tmp_path)}
     for label, text in {**fields, "Arguments": f"-S\n{mcp_server}\n{tmp_path}"}.items():
         page.get_by_label(label).fill(text)
@@ -204,7 +204,7 @@ def test_person_signs_in_to_an_mcp_server(admin: Tab, admin_gateway: GatewayProc
     url = (admin_gateway.home / "tracker.txt").read_text()
     page = admin.open("/settings/mcp").page
     admin.button("Add server").click()
-    admin.button("Command or URL of your own").click()
+    admin.button("Custom command or URL").click()
     page.get_by_label("Name", exact=True).fill("tracker")
     page.get_by_text("URL", exact=True).first.click()
     page.get_by_label("URL", exact=True).last.fill(f"{url}/mcp")
