@@ -37,7 +37,7 @@ __all__ = [
 SessionEvent: TypeAlias = events.RunEvent | RunPosition
 """An event of a run, or the position of a run that had started before the subscription, with its `parts` so far."""
 _MAX_PENDING = 10_000
-"""Maximum number of unread events; later ones are requested again once these are read."""
+"""Maximum number of buffered unread events; later events are requested again once these are read."""
 _MAX_ENDED = 1000
 _subscribed_decoder = msgspec.json.Decoder(Subscribed)
 _event_decoders = {name: msgspec.json.Decoder(kind) for name, kind in events.RUN_EVENTS.items()}
@@ -490,8 +490,8 @@ class GatewayClient:
     """`async with GatewayClient(url, token) as client`: call methods, follow sessions.
 
     A lost connection is reopened. A request that only reads, or that has an idempotency key, is then repeated; for any
-    other request `Unreachable` is raised with `unclear=True`, because it may have been executed. What a gateway refuses
-    because it shuts down is sent to the next one.
+    other request `Unreachable` is raised with `unclear=True`, because it may have been executed. A request that a
+    gateway refuses during shutdown is sent to the next one.
 
     Args:
         url: WebSocket address of the gateway.
@@ -656,7 +656,7 @@ class GatewayClient:
 
 
 def _is_repeatable(method: str) -> bool:
-    """Return whether a method has no effect, or none when it is called again.
+    """Return whether calling a method again is safe: it has no side effects, or is idempotent.
 
     The table of methods takes long to import, and is rarely needed.
     """

@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 PersonalData: TypeAlias = Literal["email", "phone", "card", "iban"]
-"""Kinds of personal data that are found by their form; cards and IBANs also by their check digits."""
+"""Kinds of personal data that are found by their format; cards and IBANs are also verified by their check digits."""
 Place: TypeAlias = Literal["message", "tool_call", "tool_result", "answer"]
 """Where a guardrail looks: the user's message, the arguments of a tool call, its result, or the model's answer."""
 
@@ -64,10 +64,10 @@ def personal_data(
 ) -> Interceptor:
     """Keep e-mail addresses, phone numbers, card numbers and IBANs from the model, from tools or from the answer.
 
-    Names, postal addresses, dates of birth, and what is in images and files are not found.
+    It does not find names, postal addresses and dates of birth, or data in images and files.
 
     Args:
-        kinds: What to look for.
+        kinds: Kinds of personal data to look for.
         at: Where: `message` (what the user writes), `tool_call` (arguments), `tool_result` and `answer`.
         action: `redact` replaces each with its kind, such as `[email]`; `refuse` stops the turn, or the tool call.
         hold: How much of an answer is held back at a time until it is checked.
@@ -241,7 +241,7 @@ def prompt_injection(
 
 
 def find_injections(value: Any) -> tuple[str, ...]:
-    """Return what in a text, or in the texts of a JSON value, looks like instructions to a model; empty if nothing."""
+    """Return the names of injection patterns that match a text or the texts in a JSON value; empty if none do."""
     texts: list[str] = []
 
     def collect(text: str) -> str:
@@ -268,7 +268,7 @@ def denied_topics(
 ) -> Interceptor:
     """Have a cheap model decide whether the user's message belongs to a denied topic, before the agent's model runs.
 
-    A message whose topics cannot be checked is refused. What the model costs counts as usage of the turn.
+    A message whose topics cannot be checked is refused. The model's usage counts as usage of the turn.
 
     Args:
         topics: The denied topics, each described so that a model can decide, such as `medical advice`.
@@ -333,8 +333,8 @@ def output_filter(
         patterns: Texts, which are found in upper and lower case, or compiled regular expressions such as
             `re.compile(r"\d{16}")`. A string is never read as a regular expression.
         action: `redact` replaces what is found; `refuse` ends the turn with `Refused`.
-        replacement: What is put in place of a text that is found.
-        hold: `sentence` streams the answer sentence by sentence and does not find what goes over the end of one;
+        replacement: Replacement for a text that is found.
+        hold: `sentence` streams the answer sentence by sentence and does not find texts that span two sentences;
             `answer` holds it back until it is complete.
     """
     _check_names("action", (action,), ("redact", "refuse"))

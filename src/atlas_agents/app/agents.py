@@ -53,7 +53,7 @@ FetchModel: TypeAlias = Callable[[str], Awaitable[None]]
 
 class AgentLoader:
     """Builds agents from the workspace. `notices` maps an agent to the notice about its replaced model; `local_error`
-    tells why a required local model is not available."""
+    is the reason why a required local model is not available."""
 
     def __init__(
         self,
@@ -67,8 +67,8 @@ class AgentLoader:
         prepare: Callable[[Tool], Tool] | None = None,
         only_named: Callable[[WorkspaceState], Collection[str]] = lambda state: (),
     ) -> None:
-        """`prepare` changes each tool before agents receive it. `only_named` returns the tools that only agents get
-        which name them."""
+        """`prepare` changes each tool before agents receive it. `only_named` returns the tools that an agent gets only
+        if it names them."""
         self._prepare = prepare
         self._only_named = only_named
         self._workspace = workspace
@@ -86,12 +86,12 @@ class AgentLoader:
         """Local models that agents use."""
 
     def set_default(self, model: str | None, effort: Effort | None = None) -> None:
-        """Set the model of agents without one of their own, and how much it reasons, for the next build."""
+        """Set the default model and its effort for the next build."""
         self._default, self._effort = model, effort
 
     @property
     def default_model(self) -> str:
-        """The model for agents that name none: of the settings, or `ATLAS_MODEL`; empty if none is set."""
+        """Model of agents that name none: from the settings or `ATLAS_MODEL`; empty if none is set."""
         return (self._default or self._registry.default_model or "").strip()
 
     def set_tools(self, tools: Iterable[Tool]) -> None:
@@ -174,7 +174,7 @@ class AgentLoader:
 
 
 class WorkspaceEditor:
-    """Edits of the workspace's agents for a gateway. `close` ends drafts that are being tried."""
+    """Editor of the workspace's agents, for a gateway. `close` ends drafts that are being tried."""
 
     def __init__(
         self, settings: Settings, workspace: Workspace, loader: AgentLoader, atlas: Atlas, tools: ToolRegistry
@@ -206,7 +206,7 @@ class WorkspaceEditor:
         return state, self._loader.build(state)
 
     async def reload(self) -> None:
-        """Use the file as it is now for new turns, without waiting until the watch notices it."""
+        """Reload the file for new turns, without waiting for the file watcher."""
         state = await run_in_thread(self._workspace.load)
         self._atlas.set_agents(self._loader.agents(state))
 
@@ -222,9 +222,9 @@ class WorkspaceEditor:
 class TitleWriter:
     """Has a model write the titles of sessions after their first answer. Turns do not wait for it.
 
-    A title replaces only the one that was made from the first message, never a name that a person gave. If the model
-    fails, or the process ends first, that title stays; the next process tries again after the next answer. What the
-    model uses counts as usage of the session and against the budgets of its user.
+    A title replaces only the title made from the first message, never a name that a person gave. If the model fails, or
+    the process ends first, the earlier title stays, and the next process tries again after the next answer. The model's
+    usage counts as usage of the session and against the budgets of its user.
     """
 
     def __init__(self, model: Any, atlas: Atlas) -> None:
@@ -241,7 +241,7 @@ class TitleWriter:
         self._tasks.spawn(self._write_title(event.stream_id))
 
     async def _write_title(self, run_id: str) -> None:
-        """Write the title of the session of a run if it has none but that of its first message."""
+        """Write the title of a run's session, unless a person or a model has named it already."""
         sessions, store = self._atlas.sessions, cast(Store, self._atlas.store)
         run = await store.run(self._atlas.tenant, run_id)
         if run is None or run.session in self._tried:
@@ -285,7 +285,7 @@ class TitleWriter:
 
 
 def _engine_error() -> str | None:
-    """Return why no local model can run here, so that nothing is downloaded for it."""
+    """Return the reason why no local model can run here, so that nothing is downloaded in vain."""
     try:
         check_engine()
     except ModelUnavailable as error:

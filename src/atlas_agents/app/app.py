@@ -206,7 +206,7 @@ class Runtime(NamedTuple):
     servers: Servers
     reloader: ServerReloader
     cluster: ClusterConfig | None
-    """None for the role `alone`."""
+    """Cluster connection; None for the role `alone`."""
     setup: ModelSetup
     permissions: PermissionsEditor
 
@@ -284,9 +284,9 @@ def build_registry(
 
 
 def load_workspace_agents(folder: Path | str) -> Atlas:
-    """Build the agents of a workspace for a saved replay; the other settings are those of this machine.
+    """Build the agents of a workspace for a saved replay, with the other settings of this machine.
 
-    Nothing is created: neither a workspace that does not exist, nor a file that it does not have.
+    No files are created, not even a missing workspace.
     """
     path = Path(folder).resolve()
     if not path.is_dir():
@@ -296,7 +296,7 @@ def load_workspace_agents(folder: Path | str) -> Atlas:
 
 
 def _copy_sessions(settings: Settings, runtime: Runtime, opening: AsyncExitStack) -> None:
-    """With a Redis or Valkey server, keep copies of the state of sessions there, whatever the role of this process."""
+    """Keep copies of session states on the Redis or Valkey server, if one is set, in every role."""
     client = open_valkey(settings.redis_url)
     if client is None:
         return
@@ -415,7 +415,7 @@ def _open_telemetry(settings: Settings, opening: AsyncExitStack) -> OpenTelemetr
 
 
 async def _shut_down_telemetry(*providers: Any) -> None:
-    """Send what is left. A collector that does not answer loses it, and does not delay the end of the process."""
+    """Send the remaining telemetry. If the collector does not answer, it is dropped, so that the process can exit."""
     try:
         async with asyncio.timeout(_TELEMETRY_TIMEOUT):
             await asyncio.gather(*[run_in_thread(provider.shutdown) for provider in providers])

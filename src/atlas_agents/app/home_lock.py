@@ -91,7 +91,7 @@ def _acquire(file: IO[str], kind: int) -> bool:
 
 
 def _is_free(file: IO[str]) -> bool:
-    """Return whether no process holds the lock, shared or exclusively."""
+    """Return whether the lock is free: no process holds it, shared or exclusively."""
     for kind in (fcntl.LOCK_SH, fcntl.LOCK_EX):  # shared first: it fails without disturbing an exclusive holder
         try:
             fcntl.flock(file, kind | fcntl.LOCK_NB)

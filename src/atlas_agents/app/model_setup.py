@@ -55,7 +55,7 @@ _SPARE_BYTES = 50_000_000
 
 
 class StoredKey(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The API key of a provider as the secret file holds it. A server of one's own may need none."""
+    """API key of a provider in the secret file. A self-hosted server may need none."""
 
     key: str = ""
     base_url: str = ""
@@ -66,9 +66,9 @@ class StoredKey(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class SelectedModel(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The model that a person chose for agents without one of their own.
+    """Model that a person chose for agents that name none.
 
-    `instead_of` is what `ATLAS_MODEL` was then: if it is set to something else later, that counts.
+    `instead_of` is the value of `ATLAS_MODEL` at that time: if it changes later, the variable takes precedence.
     """
 
     model: str = ""
@@ -104,7 +104,7 @@ def _read_stored_secrets(home: Path) -> list[str]:
 
 
 def _login_files(home: Path) -> list[Path]:
-    """Return the files with tokens that are refreshed: that of X, and those of MCP servers."""
+    """Return the files with refreshed tokens: those of X and of MCP servers."""
     return [home / "x.json", *sorted((home / "mcp").glob("login-*.json"))]
 
 
@@ -122,7 +122,7 @@ def read_selected(home: Path, configured: str | None) -> SelectedModel:
 
 
 def write_selected(home: Path, selected: SelectedModel) -> None:
-    """Write the chosen model; the offered models stay."""
+    """Write the chosen model; the offered models are kept."""
     make_private_folder(home)
     offered = read_offered(home)
     write_json(home / MODEL_FILE, {**msgspec.to_builtins(selected), **({"offered": offered} if offered else {})})
@@ -142,7 +142,7 @@ def write_offered(home: Path, refs: Iterable[str]) -> None:
 
 
 def apply_stored_keys(registry: Registry, keys: Mapping[str, StoredKey]) -> list[Any]:
-    """Have a registry use the stored keys; returns providers that are no longer used."""
+    """Apply the stored keys to a registry; returns the providers that are no longer used."""
     return registry.set_credentials({id: _variables(id, stored) for id, stored in keys.items()})
 
 
@@ -153,7 +153,7 @@ def _variables(provider: str, stored: StoredKey) -> dict[str, str]:
 
 
 def _is_environment_key(environment: Environment, provider: str) -> str:
-    """Return the variable that sets the key of a provider in the environment; empty if there is none."""
+    """Return the environment variable that sets a provider's key; empty if there is none."""
     return next((found.variable for found in find_keys(environment) if found.provider == provider), "")
 
 
@@ -189,7 +189,7 @@ class ModelFeed:
 
 
 class ModelSetup:
-    """What the set-up card, the settings page and `atlas init` do with models. Changes take effect at once."""
+    """Model set-up behind the set-up card, the settings page and `atlas init`. Changes take effect at once."""
 
     def __init__(
         self,
@@ -215,14 +215,14 @@ class ModelSetup:
         atlas.keep_secret(*known_secrets(settings, environment))
 
     async def close(self) -> None:
-        """Stop the downloads; what was downloaded is kept."""
+        """Stop the downloads; partial files are kept."""
         await self._tasks.close()
 
     # What there is
 
     @property
     def done(self) -> bool:
-        """Whether a person chose a model, or an agent has a better one than those of last resort."""
+        """Whether a person chose a model, or an agent has one that is not a last resort."""
         return bool(self._selected().model) or self._used_model not in ("", LOCAL_MODEL)
 
     @property
@@ -329,7 +329,7 @@ class ModelSetup:
     # Keys
 
     async def test(self, params: wire.ProvidersTest) -> wire.ProviderTested:
-        """Ask a provider for its models, with the key that is given or else the one that is set."""
+        """List the models of a provider, with the given key or else the one that is set."""
         if params.key or params.base_url:
             key = StoredKey(_clean_key(params.key or ""), _clean_address(params.base_url or ""))
             registry = Registry(Environment({}, dotenv=None))
@@ -386,7 +386,7 @@ class ModelSetup:
     async def select(
         self, params: wire.ModelsSelect, by: str, edits: Edits, *, ready: Callable[[], None] | None = None
     ) -> wire.ModelSelected:
-        """Use a model for the agents without one of their own; an empty one removes the choice.
+        """Use a model for the agents that name none; an empty model removes the choice.
 
         `ready` is called when the agents use it, before clients learn of the edit.
         """
@@ -421,7 +421,7 @@ class ModelSetup:
         return ref
 
     async def offer(self, params: wire.ModelsOffer, by: str, edits: Edits) -> wire.ModelsOffered:
-        """Offer models in chats, or offer them no longer; agents keep the models that they use."""
+        """Offer models in chats, or stop offering them; agents keep the models that they use."""
         refs = [str(parse_model_ref(each)) for each in params.models]
         for ref in refs if params.offered else ():
             self._registry.provider(parse_model_ref(ref).provider)
@@ -455,7 +455,7 @@ class ModelSetup:
         return wire.LocalModelResult(self._local_shape(model))
 
     async def pause(self, params: wire.OneLocalModel) -> wire.LocalModelResult:
-        """Pause a download; what was downloaded is kept."""
+        """Pause a download; the partial file is kept."""
         model = find_model(params.id)
         task = self._downloads.get(params.id)
         if task is not None:
@@ -557,7 +557,7 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 
 
 def _key_version(stored: StoredKey | None) -> str | None:
-    """Return a version that says nothing about the key."""
+    """Return a version of a key that reveals nothing about it."""
     return str(stored.added_at) if stored is not None else None
 
 

@@ -51,7 +51,7 @@ _SCOPES: tuple[Scope, ...] = ("read", "write", "approve")
 
 
 def telegram_enabled(settings: Settings) -> bool:
-    """Return whether the Telegram channel runs: a bot was added in the page, or one is set and in use.
+    """Return whether the Telegram channel runs: a bot was added in the web UI, or one is set and in use.
 
     A bot of the settings is in use once a user is paired, or if `telegram_channel` is true; false turns any bot off.
     """
@@ -124,7 +124,7 @@ class Operations:
 
     async def back_up(self, target: Path) -> wire.BackupShape:
         if (source := self._database) is None:
-            raise ConfigError("there is no database file")
+            raise ConfigError("only a SQLite database can be backed up here; back up Postgres with pg_dump")
         keys = open_audit_signer(self._settings).row_keys
         await run_in_thread(make_private_folder, self._folder)
         summary = await run_in_thread(back_up, source, target, None, keys)
@@ -163,7 +163,7 @@ class _DoctorOutput(msgspec.Struct):
 
 
 class TelegramManager:
-    """Runs the Telegram channel; its bot token and its people can change meanwhile.
+    """Runs the Telegram channel; its bot token and paired users can change at runtime.
 
     A token in the settings wins over one in the secret file.
     """
@@ -179,7 +179,7 @@ class TelegramManager:
         self._task: asyncio.Task[None] | None = None
 
     def start(self, tokens: TokenFile, url: str) -> None:
-        """Run the channel from now on, if it is enabled, for the gateway at a URL."""
+        """Start the channel for the gateway at this URL, if it is enabled."""
         self._tokens, self._url = tokens, url
         token = self._bot.token
         if token is not None and telegram_enabled(self._settings):
@@ -372,7 +372,7 @@ async def _gateway(
 
 
 def _alert_options(settings: Settings) -> AlertOptions:
-    """Return the alert rules and the targets that are configured; ConfigError if a rule names one that is not."""
+    """Return the alert rules and the configured targets; ConfigError if a rule names another target."""
     rules, senders = parse_alert_rules(settings.alerts), dict[str, AlertSender]()
     if settings.alert_webhook is not None:
         senders["webhook"] = WebhookSender(settings.alert_webhook)
@@ -386,7 +386,7 @@ def _alert_options(settings: Settings) -> AlertOptions:
 
 
 def _notices(runtime: Runtime, agent_id: str) -> list[str]:
-    """Return what an agent's users should know: its replaced model, and changes that wait for a person."""
+    """Return the notices for an agent's users: its replaced model, and changes that wait for a person."""
     model = runtime.agent_loader.notices.get(agent_id)
     return [*([model] if model else ()), *runtime.workspace.state.pending]
 

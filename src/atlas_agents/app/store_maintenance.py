@@ -1,6 +1,6 @@
-"""Maintenance of stored data: delete what has expired, find rows that cannot be decoded, and isolate them.
+"""Maintenance of stored data: delete expired data, find rows that cannot be decoded, and isolate them.
 
-A gateway works beside unreadable rows. Isolating them ends their runs and removes them from what the gateway reads.
+A gateway tolerates unreadable rows. Isolating them ends their runs, and the gateway no longer reads them.
 """
 
 import logging
@@ -33,7 +33,7 @@ FIRST_DELAY = 60.0
 _BATCH_DELAY = 0.05
 _DAY = 86_400_000
 _CLAIM = ("chore", "forget")
-"""Kind and key of the record, as released."""
+"""Kind and key of the record. Released: they must not change."""
 _PAGE = 200
 _schedules = msgspec.json.Decoder(records.Schedule)
 _questions = msgspec.json.Decoder(Question)
@@ -53,7 +53,7 @@ class RetentionPolicy(msgspec.Struct, frozen=True):
     events: int = 30
     journal: int = 0
     counters: int = 62
-    """Longer than a month: those of the current month are always kept."""
+    """Days to keep budget counters. More than a month, because counters of the current month are always kept."""
 
     def cutoff(self, what: records.Prunable, now: float) -> int | None:
         """Return the time (milliseconds) before which a run, or a day, must have ended; None to keep all."""
@@ -62,7 +62,7 @@ class RetentionPolicy(msgspec.Struct, frozen=True):
 
 
 class _Claim(msgspec.Struct, frozen=True):
-    """The record of the latest round in the cluster: its start time."""
+    """Record of the latest round in the cluster: its start time."""
 
     at: int
 
@@ -91,9 +91,9 @@ class RetentionJob:
                 logger.warning("retention round failed, the next one continues: %s", error)
 
     async def run_round(self) -> bool:
-        """Delete what has expired, unless another process started a round within the hour. Returns whether it ran.
+        """Delete expired data, unless another process started a round within the hour. Returns whether it ran.
 
-        A round that takes longer than an hour may overlap with the next; each deletes what the other has left.
+        A round that takes longer than an hour may overlap with the next; this is harmless.
         """
         if not await self._claim_round():
             return False
@@ -138,7 +138,7 @@ class RetentionJob:
         return total
 
     async def due(self, what: records.Prunable) -> records.Pruned:
-        """Return how much `prune` would delete now."""
+        """Count the rows that `prune` would delete now."""
         cutoff = self._policy.cutoff(what, self._clock.time())
         return records.Pruned() if cutoff is None else await self._store.prunable(self._tenant, what, cutoff)
 

@@ -142,7 +142,7 @@ def _web(settings: Settings, opening: AsyncExitStack, environment: Environment) 
 
 
 def _unconfigured_tools(settings: Settings, environment: Environment) -> set[str]:
-    """Return the tools, apart from Telegram's, that can only fail, because no service or account is configured."""
+    """Return the tools that can only fail because no service or account is configured, except Telegram's."""
     search = choose_search(settings.search, settings.search_url, settings.search_key, environment)
     x: set[str] = set() if _has_x(settings) else {POST, SEARCH}
     return x | {_WEB_SEARCH} if search == NOT_CONFIGURED else x
@@ -162,7 +162,7 @@ def keyword_tools(settings: Settings, environment: Environment) -> Interceptor:
 
 
 def only_named_tools(settings: Settings, environment: Environment, state: WorkspaceState) -> frozenset[str]:
-    """Return the tools that `Tools: *` leaves out, because what they need is not configured or does not exist."""
+    """Return the tools that `Tools: *` leaves out, because their service, account or data is missing."""
     missing = _unconfigured_tools(settings, environment)
     if not telegram_bot(settings).token:
         missing.add(TELEGRAM)
@@ -240,7 +240,7 @@ def permissions_file(settings: Settings) -> Path:
 
 
 class PermissionsEditor:
-    """The permissions that apply: the policy file, or the default policy with the changes of `permissions.toml`."""
+    """Permissions in effect: the policy file, or the default policy with the changes of `permissions.toml`."""
 
     def __init__(self, settings: Settings, servers: Servers, trust: Trust) -> None:
         self.path = permissions_file(settings)
@@ -250,7 +250,7 @@ class PermissionsEditor:
         self._apply: Callable[[Policy], None] | None = None
 
     def connect(self, apply: Callable[[Policy], None]) -> None:
-        """Have `reload` and `watch` apply the permissions with this function."""
+        """Set the function with which `reload` and `watch` apply the permissions."""
         self._apply = apply
 
     def effective(self, content: bytes) -> Policy:
@@ -271,13 +271,13 @@ class PermissionsEditor:
         return self.effective(agreed or b"")
 
     async def reload(self) -> None:
-        """Apply the file as it is now."""
+        """Reload the file and apply it."""
         policy = await run_in_thread(self.load)
         if self._apply is not None:
             self._apply(policy)
 
     async def watch(self) -> None:
-        """Apply the file whenever another process changes it; an invalid one changes nothing."""
+        """Apply the file whenever another process changes it; an invalid file changes nothing."""
         seen = _stamp(self.path)
         while True:
             await asyncio.sleep(_POLL_SECONDS)
@@ -286,7 +286,7 @@ class PermissionsEditor:
                 try:
                     await self.reload()
                 except ConfigError as error:
-                    logger.warning("permissions rejected, the former ones stay in use: error=%s", error)
+                    logger.warning("permissions rejected, the previous ones stay in use: error=%s", error)
 
 
 def _stamp(path: Path) -> tuple[int, ...]:
@@ -306,8 +306,8 @@ def build_tool_registry(
     servers: Servers | None = None,
     trust: Trust | None = None,
 ) -> ToolRegistry:
-    """Return the built-in tools and those of plugins and MCP servers; `opening` closes what they hold open. Without a
-    `knowledge` base, its tools can only be listed."""
+    """Return the registry of built-in tools and those of plugins and MCP servers; `opening` closes their resources.
+    Without a `knowledge` base, its tools can only be listed."""
     registry = ToolRegistry()
     resources = opening or AsyncExitStack(), environment or Environment()
     knowledge = knowledge or KnowledgeBase(MemoryStore(), search_tool=settings.knowledge_tool)
@@ -325,10 +325,10 @@ def build_tool_registry(
 
 
 def hold_changes(settings: Settings, environment: Environment, trust: Trust, tool: Tool) -> Tool:
-    """Return a tool that may change files so that prompts, skills, policies, settings and plugins that change while it
-    runs take effect only after a person agreed to them.
+    """Wrap a tool that may change files: changes that it makes to prompts, skills, policies, settings and plugins take
+    effect only after a person agreed to them.
 
-    A call of `file_write` or `file_edit` that a person approved is agreed to: the person saw the change.
+    An approved call of `file_write` or `file_edit` counts as agreed: the person saw the change.
     """
     if tool.effect == "pure" or not (tool.name in _WRITING_TOOLS or "/" in tool.name):
         return tool

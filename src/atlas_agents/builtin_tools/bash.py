@@ -41,7 +41,7 @@ MAX_COMMANDS = 50
 _MAX_CAPTURE = 20_000
 _MAX_DEPTH, _MAX_ENTRIES = 5, 1_000_000
 _REPOSITORIES = (".git", ".hg", ".svn", ".husky", ".venv")
-"""Protected at any depth; others with many prompts or hooks, such as packages, only down to `_MAX_DEPTH`."""
+"""Folders that are protected at any depth; other protected paths only down to `_MAX_DEPTH`, as packages have many."""
 _MAX_NAMED_FILES = 20
 _MB = 1024 * 1024
 MAX_WRITTEN = 4096 * _MB
@@ -73,7 +73,7 @@ _COMMAND_SEPARATORS = re.compile(r"[;&|\n]+")
 _REPORT_DELAY, _MAX_REPORT = 0.25, 4000
 _THROTTLE_AFTER = 200_000
 _THROTTLED_DELAY, _MAX_THROTTLED_REPORT = 2.0, 200
-"""After this many characters of one command, progress is reported rarely and briefly: every report is stored."""
+"""Characters of output after which progress is reported rarely and briefly: every report is stored."""
 
 
 class PreparedCommand(msgspec.Struct, frozen=True):
@@ -170,7 +170,7 @@ class _BashTool:
         return _format_result(result, prepared.seconds) + await self._new_files(context, {*read_only, *masked}, links)
 
     async def _new_files(self, context: ToolContext, before: set[Path], links: Mapping[Path, str]) -> str:
-        """Name protected files that the command created, or put in place of a link: no sandbox can prevent that."""
+        """List protected files that the command created, or replaced a link with: no sandbox can prevent that."""
         top, read_only, masked = await run_in_thread(find_protected_paths, self._root)
         kept = await run_in_thread(_read_links, links)
         replaced = {path for path in links if kept.get(path) != links[path]}
@@ -291,7 +291,7 @@ def _limits(seconds: int, written: int) -> SandboxLimits:
 
 
 def find_protected_paths(root: Root) -> tuple[Path, list[Path], list[Path]]:
-    """Return the resolved folder, the paths in it that a command may not change, and those it may not see."""
+    """Return the resolved folder, the paths in it that commands cannot change, and those that they cannot see."""
     top = Path(os.path.realpath(root.path))
     read_only = [top / path for path in root.guarded_paths()]
     masked = [top / path for path in root.private_paths()]
@@ -306,9 +306,9 @@ def find_protected_paths(root: Root) -> tuple[Path, list[Path], list[Path]]:
 
 
 def _walk(top: str, hidden: frozenset[str]) -> Iterator[tuple[os.DirEntry[str], int]]:
-    """Yield everything in a folder with its depth, however deep: a command could have moved a key there.
+    """Yield all entries below a folder with their depth, however deep: a command could have moved a key there.
 
-    Folders of packages count as deep: their many prompts and hooks are not those of the user.
+    Folders of packages count as deep: their many prompts and hooks do not belong to the user.
     """
     pending, visited = deque([(top, 1)]), 0
     while pending:
@@ -329,7 +329,7 @@ def _walk(top: str, hidden: frozenset[str]) -> Iterator[tuple[os.DirEntry[str], 
 
 
 def _read_links(paths: Iterable[Path]) -> dict[Path, str]:
-    """Return where those of the paths point that are symbolic links."""
+    """Return the targets of those paths that are symbolic links."""
     found: dict[Path, str] = {}
     for path in paths:
         with suppress(OSError):
@@ -426,7 +426,7 @@ def _safe_search_path(path: str, folder: str) -> str:
 
 
 class ProgressReporter:
-    """Collects output and reports it in intervals; of a large amount only the end."""
+    """Collects output and reports it at intervals; of large output, only the end."""
 
     def __init__(self, report: Callable[[str], None]) -> None:
         self._report = report

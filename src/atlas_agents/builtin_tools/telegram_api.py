@@ -20,7 +20,7 @@ _TOKEN = re.compile(r"[0-9]{1,20}:[A-Za-z0-9_-]{1,200}")
 _MAX_RESPONSE = 8 * 1024 * 1024
 _CONNECT_TIMEOUT = 10.0
 _NO_LINK_PREVIEW = {"is_disabled": True}
-"""For a preview Telegram would fetch the first URL of a text, and so send what the URL contains to its server."""
+"""Link previews are off: Telegram would fetch the first URL of a text, and so send its content to the URL's server."""
 
 
 class _Parameters(msgspec.Struct, frozen=True):
@@ -104,7 +104,7 @@ class BotApiError(Exception):
 
     @property
     def advice(self) -> str:
-        """What the error means and what to do about it."""
+        """Explanation of the error with a remedy."""
         if self.status in (401, 404):
             return "Telegram does not accept the bot token: copy it again from @BotFather."
         if self.new_chat is not None:
@@ -203,7 +203,7 @@ class BotApi:
 class BotAccount:
     """The bot of an installation. Its token is the one in the settings, or else the one in the secret file.
 
-    A token that is stored or removed later counts from the next use on, also if another process did it.
+    A token that is stored or removed later, even by another process, takes effect at the next use.
     """
 
     def __init__(self, configured: Secret | None, home: Path, url: str = API_URL) -> None:

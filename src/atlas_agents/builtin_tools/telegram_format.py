@@ -101,7 +101,7 @@ class _InlineParser:
         self._unclosed: set[str] = set()
 
     def code(self, ticks: str, after: int) -> int:
-        """Parse a code span that starts before `after`, and return where to continue."""
+        """Parse a code span that starts before `after`, and return the position after it."""
         end = -1 if ticks in self._unclosed else self.line.find(ticks, after)
         if end < 0:
             self._unclosed.add(ticks)

@@ -23,7 +23,7 @@ tenants = Group()
 telegram = Group()
 _ACCEPT_TIMEOUT = 30.0
 _LIMITS = ("tokens", "agents", "storage", "seats")
-TokenName = Annotated[str, Argument(metavar="NAME", help="Who uses it: lowercase letters, digits, - and _.")]
+TokenName = Annotated[str, Argument(metavar="NAME", help="Name of the token: lowercase letters, digits, - and _.")]
 DryRunFlag = Annotated[bool, Option("--dry-run", help="Only show what would change.")]
 Name = Annotated[str, Argument(metavar="NAME", help="Lowercase letters, digits, - and _.")]
 
@@ -51,7 +51,7 @@ def create_token(
         bool, Option("--all-sessions", help="Grant access to all sessions, not only its own.")
     ] = False,
     role: Annotated[str, Option(metavar="ROLE", help="The role that policies see.")] = "",
-    user: Annotated[str, Option(metavar="NAME", help="The user, if it is not NAME.")] = "",
+    user: Annotated[str, Option(metavar="NAME", help="The user of the token; by default NAME.")] = "",
 ) -> None:
     """Create a token and print it. It cannot be shown again."""
     from atlas_agents.gateway.auth import TokenEntry
@@ -152,7 +152,7 @@ def invite_user(
 
     running = find_running_gateway()
     if running is None and not dry_run:
-        raise ConfigError("no gateway is running that could accept the invitation; run: atlas serve")
+        raise ConfigError("no gateway is running to accept the invitation; run: atlas serve")
     rights = {"scopes": list(_parse_scopes(scopes)), "sessions": "all" if all_sessions else "own"}
     made = call("users.invite", name=name, role=role, days=days, dry_run=dry_run, **rights)
     if _is_preview(made, dry_run) or running is None:

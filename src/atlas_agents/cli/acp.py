@@ -63,7 +63,7 @@ _END_TIMEOUT = 5.0
 _MAX_OLD_TEXT = 1024 * 1024
 _SHOW_TIMEOUT = 30.0
 _FILE_DEADLINE = 120.0
-"""Seconds until a file tool fails that the editor does not run, for example because it was closed."""
+"""Timeout in seconds of a file tool in the editor, which may have been closed."""
 _KINDS = {
     "file_read": "read",
     "file_list": "search",
@@ -76,7 +76,7 @@ _KINDS = {
     "web_search": "search",
 }
 _SUBJECTS = ("command", "path", "url", "query", "code")
-"""Arguments that say in a line what a call does."""
+"""Arguments that summarise a call in one line."""
 _OPTIONS = {
     "allow-once": ("Allow once", "allow_once"),
     "allow-session": ("Allow for this session", "allow_always"),
@@ -113,7 +113,7 @@ async def acp(agent: AgentOption = None) -> None:
 
 
 class Editor(Protocol):
-    """The editor's side of the connection: what the agent can ask of it."""
+    """The editor's side of the connection: the methods that the agent can call."""
 
     async def session_update(self, session_id: str, update: Any) -> None: ...
     async def request_permission(self, session_id: str, tool_call: Any, options: Any) -> Any: ...
@@ -123,7 +123,7 @@ class Editor(Protocol):
 
 
 class EditorTransport:
-    """JSON-RPC messages, one per line. What other code prints goes to standard error while it is open."""
+    """JSON-RPC transport with one message per line. While it is open, output of other code goes to standard error."""
 
     def __enter__(self) -> "EditorTransport":
         self._lines: asyncio.Queue[bytes] = asyncio.Queue()
@@ -143,7 +143,7 @@ class EditorTransport:
             self._output.close()
 
     async def receive(self) -> dict[str, Any] | None:
-        """Return the next message, None at the end. What is not JSON-RPC is answered with an error and skipped."""
+        """Return the next message, None at the end. Lines that are not JSON-RPC are answered with an error."""
         while line := await self._lines.get():
             if not line.strip():
                 continue
@@ -164,7 +164,7 @@ class EditorTransport:
             self._unanswered.add(message["id"])
 
     async def _wait_answered(self) -> None:
-        """Answer what a pipe has sent before it ended, except prompts: their turns go on without the editor."""
+        """Answer the requests that a pipe sent before it ended, except prompts: their turns continue on their own."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_END_TIMEOUT):
                 while self._unanswered:
@@ -180,7 +180,7 @@ class EditorTransport:
             self._answered.set()
 
     async def close(self) -> None:
-        """Nothing to wait for: a message is written when it is sent."""
+        """Do nothing: messages are written when they are sent."""
 
 
 def _error_message(code: int, text: str) -> dict[str, Any]:
@@ -209,7 +209,7 @@ def _request_error(code: int, text: str, **data: Any) -> Exception:
 def _answer_errors(
     method: Callable[Concatenate[Self, P], Awaitable[T]],
 ) -> Callable[Concatenate[Self, P], Awaitable[T]]:
-    """Send what goes wrong in a request as an error that the editor shows."""
+    """Convert exceptions of a request to errors that the editor shows."""
 
     @wraps(method)
     async def wrapper(self: Self, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -360,7 +360,7 @@ class EditorAgent:
             await session.send({"sessionUpdate": "current_mode_update", "currentModeId": current})
 
     def _load_settings(self) -> "Settings":
-        """Load the settings of a gateway of our own: the editor's folder is the default of `folder`."""
+        """Load the settings of an embedded gateway; `folder` defaults to the editor's folder."""
         settings = connect.load_settings()
         if settings.folder is not None or self._opened is None:
             return settings
@@ -435,7 +435,7 @@ def _read_folder(cwd: str) -> Path:
 
 
 def _project_folder() -> Path | None:
-    """Return the folder that the editor started this command in, unless it is not that of a project."""
+    """Return the folder in which the editor started this command, if it is a project folder."""
     folder = Path.cwd()
     return None if folder in (Path.home(), Path("/")) else folder
 
@@ -452,7 +452,7 @@ async def _agents_folder(client: GatewayClient) -> Path | None:
 
 
 def _open_notices(home: Path, folder: Path, servers: Sequence[str]) -> Iterator[str]:
-    """Yield what the person should know of a session that is not as the editor asked for it."""
+    """Yield notices about a session that differs from the editor's request."""
     if not folder.resolve().is_relative_to(home.resolve()):
         yield (
             f"The agents of this gateway work in {home} and cannot read or change files in {folder}. To use them "
@@ -489,7 +489,7 @@ class EditorSession:
         self.stored = False
         self.title = self.agent_id = self.model = ""
         self.forms: Any = None
-        """What kinds of forms the editor can show."""
+        """Kinds of forms that the editor can show."""
         self.notices: list[str] = []
         self._client = client
         self._editor = editor
@@ -532,7 +532,7 @@ class EditorSession:
         await self._editor.session_update(session_id=self.key, update=update)
 
     async def choose(self, option: str, value: str) -> None:
-        """Change the agent or the model. The new value is set first: the event of the change is then none to show."""
+        """Change the agent or the model. The new value is set first, so that the event of the change is not shown."""
         await self._store()
         before = self.agent_id, self.model
         self.agent_id, self.model = (value, self.model) if option == "agent" else (self.agent_id, value)
@@ -544,7 +544,7 @@ class EditorSession:
             raise
 
     def follow(self) -> None:
-        """Send the events of all runs of the session from now on, also of those that other clients start."""
+        """Send the events of all runs of the session from now on, including runs that other clients start."""
         if self._following is None or self._following.done():
             self._following = self._tasks.spawn(self._follow())
 
@@ -672,7 +672,7 @@ class EditorSession:
         return f"{run_id}-{self._messages}"
 
     async def _withdraw(self, run_id: str) -> None:
-        """Say that text is void, because an editor cannot remove it, and begin a new message."""
+        """Mark streamed text as withdrawn, because an editor cannot remove it, and begin a new message."""
         self._messages += 1
         if self._texts.pop(run_id, ""):
             text = "\n\n*(The model was interrupted; its answer starts again.)*\n\n"
@@ -689,7 +689,7 @@ class EditorSession:
             self._messages += 1
 
     async def _handle_position(self, position: RunPosition) -> None:
-        """Send what a run had done before this client subscribed to it."""
+        """Send the earlier output of a run that started before this client subscribed to it."""
         for part in position.parts or ():
             if isinstance(part, types.ToolResultPart):
                 await self._settle(_call_key(position.run_id, part.call_id), part.status, part.result)
@@ -777,7 +777,7 @@ class EditorSession:
             await self.send(_text_chunk("agent_message_chunk", message.refusal, message.id))
 
     def _ask(self, request: ApprovalRequest) -> None:
-        """Ask in a task: the session goes on, and another client may answer first."""
+        """Ask in a task of its own: the session continues, and another client may answer first."""
         if request.approval_id not in self._questions:
             asking = self._ask_call(request) if request.form is None else self._ask_form(request, request.form)
             self._questions[request.approval_id] = request, self._tasks.spawn(asking)
@@ -816,7 +816,7 @@ class EditorSession:
         await self._resolve(request, chosen if chosen in request.options else "deny")
 
     async def _ask_form(self, request: ApprovalRequest, form: types.FormShape) -> None:
-        """Show a form in the editor, again while its values are not valid; in a message if it cannot."""
+        """Show a form in the editor until its values are valid; if the editor has no forms, show it as a message."""
         message = escape_text(form.message)
         while (mode := self._form_mode(request, form)) is not None:
             try:
@@ -854,7 +854,7 @@ class EditorSession:
     async def _resolve(
         self, request: ApprovalRequest, decision: str, values: dict[str, Any] | None = None, reason: str = ""
     ) -> str:
-        """Send the answer. Return what is wrong with the values of a form; an earlier answer from elsewhere wins."""
+        """Send the answer. Return an error for invalid form values; an earlier answer from elsewhere wins."""
         try:
             await self._client.call(
                 "approvals.resolve",
@@ -898,7 +898,7 @@ class EditorFiles:
         return {"runs": self.tools, "folder": str(self.folder), "deadline": _FILE_DEADLINE}
 
     async def find_text(self, path: Path) -> str | None:
-        """Return the text that the editor has for a file; None if it has none, or cannot be asked."""
+        """Return the editor's text of a file; None if it has none, or cannot be asked."""
         if not self._reads:
             return None
         try:
@@ -968,12 +968,12 @@ class ToolCallView:
         self._arguments = arguments
         self.file = _file_path(arguments, folder) if name.startswith("file_") else None
         self.shown_text: str | None = None
-        """The text of the editor that the person sees replaced; None if it was not read."""
+        """Text in the editor that the call replaces; None if it was not read."""
         self._diff = _diff(name, arguments, self.file)
         self._output: list[str] = []
 
     def show_text(self, text: str | None) -> None:
-        """Show this text of the editor, which may not be saved, as the one that is replaced."""
+        """Show this text from the editor, which may be unsaved, as the replaced text."""
         if text is not None:
             self.shown_text = text
             self._diff = [{**each, "oldText": text} for each in self._diff]
@@ -1185,7 +1185,7 @@ def _resource_part(resource: Any, folder: Path) -> dict[str, Any]:
 
 
 def _relative(uri: str, folder: Path) -> str:
-    """Return the path that tools use for a file, with its lines if the URI names them; other URIs stay."""
+    """Return the path that tools use for a file, with its lines if the URI names them; other URIs stay unchanged."""
     parts = urlsplit(uri)
     if parts.scheme != "file":
         return uri

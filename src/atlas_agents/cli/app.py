@@ -11,7 +11,7 @@ from atlas_agents.core import package_version
 
 
 class Entry(NamedTuple):
-    """Where a command is defined: a module of this package and the group in it."""
+    """Location of a command: a module of this package and the group in it."""
 
     help: str
     module: str
@@ -27,7 +27,7 @@ COMMANDS = {
     "acp": Entry("Use agents in an editor, over the Agent Client Protocol.", "acp", is_group=False),
     "agents": Entry("List, create, change, try and remove agents.", "info", "agents"),
     "tools": Entry("List the tools and which agents may use them.", "info", is_group=False),
-    "usage": Entry("Show token usage and cost, and what is left of the budgets.", "info", is_group=False),
+    "usage": Entry("Show token usage and cost, and the remaining budgets.", "info", is_group=False),
     "doctor": Entry("Diagnose problems with this installation.", "doctor", is_group=False),
     "init": Entry("Create a workspace, settings and a policy in a folder, and choose a model.", "init", is_group=False),
     "trust": Entry("Trust a folder, and agree to changes that agents made.", "trust", is_group=False),
@@ -158,7 +158,7 @@ def _short_help(command: Any) -> str:
 
 
 def _as_command(name: str, target: Any) -> Any:
-    """Turn what a plugin provides, a function whose parameters are options or a Typer app, into a command."""
+    """Convert a plugin's entry point to a command: a function whose parameters are options, or a Typer app."""
     typer = sys.modules.get("typer")  # a plugin that provides such an app has imported it
     return _TyperCommand(target) if typer and isinstance(target, typer.Typer) else cli.Command(name, target)
 

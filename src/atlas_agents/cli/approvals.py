@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 app = Group()
 _POLL_SECONDS = 0.5
 _MAX_UNASKED, _MAX_UNASKED_LINES = 2000, 40
-"""The size of a call that can be approved without a terminal and without --yes."""
+"""Maximum size of a call that can be approved without a terminal and without --yes."""
 RequestId = Annotated[str, Argument(metavar="ID", help="The id of the request, or a unique prefix of it.")]
 RequestIds = Annotated[list[str], Argument(metavar="ID", help="The ids of the requests, or unique prefixes of them.")]
 ReasonOption = Annotated[str, Option(metavar="TEXT", help="A reason, which the agent sees.")]
@@ -162,7 +162,7 @@ def _resolve(
 
 
 def _resolve_many(gateway: GatewayCall, requests: "Sequence[ApprovalShape]", decision: str, reason: str) -> int:
-    """Resolve several requests as they were shown, and print what became of each."""
+    """Resolve several requests as they were shown, and print the outcome of each."""
     shown = [{"approvalId": each.approval_id, "digest": each.digest} for each in requests]
     found = gateway("approvals.resolveMany", approvals=shown, decision=decision, reason=reason)["outcomes"]
     for each in found:

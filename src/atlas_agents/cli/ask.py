@@ -26,7 +26,7 @@ _IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 async def ask(
     message: Annotated[
         str | None,
-        cli.Argument(metavar="MESSAGE", help="The question. Piped input is added to it; '-' reads only that."),
+        cli.Argument(metavar="MESSAGE", help="The question. Piped input is appended; '-' reads only that."),
     ] = None,
     files: Annotated[
         list[str] | None, cli.Option("--file", "-f", metavar="FILE", help="Attach a text, image or PDF. Repeatable.")
@@ -162,7 +162,7 @@ def _create_view(as_json: bool) -> "TurnView":
 
 
 def _read_question(message: str | None) -> str:
-    """Return the message with what is piped in, or standard input alone; raise ConfigError if it is empty."""
+    """Return the message with piped input, or standard input alone; raise ConfigError if it is empty."""
     if message in (None, "-"):
         question = _read_stdin(wait=message == "-")
     else:

@@ -30,7 +30,7 @@ def list_entries(
     ] = None,
     run: Annotated[str | None, Option(metavar="ID", help="Only calls of this run.")] = None,
     user: Annotated[
-        str | None, Option("--user", metavar="NAME", help="Only what this person did, asked for, allowed or denied.")
+        str | None, Option("--user", metavar="NAME", help="Only actions, requests and decisions of this person.")
     ] = None,
     since: Annotated[str | None, Option("--since", metavar="DATE", help="First day, as 2026-11-01.")] = None,
     until: Annotated[str | None, Option("--until", metavar="DATE", help="Last day, which is included.")] = None,
@@ -74,7 +74,7 @@ async def follow(
 
 @command(app)
 def verify(as_json: JsonFlag = False) -> int:
-    """Verify the hash chain and its signatures: no entry was changed or removed, also not at the end.
+    """Verify the hash chain and its signatures: no entry was changed or removed, not even at the end.
 
     Exit codes: 0 the chain is intact, 1 it is broken.
     """

@@ -113,10 +113,10 @@ class ChatLoop:
         self.session_exists = exists
         """Whether the session has messages."""
         self.agent = agent
-        """The agent to use, if it is not the session's own."""
+        """Agent to use instead of the session's own."""
         self._model_settings = model_settings
         self._warnings: set[str] = set()
-        """What was shown already about settings that are not sent."""
+        """Warnings about dropped settings that were already shown."""
         self._feed: SessionFeed | None = None
         self._prompt_lock = asyncio.Lock()
         self._typed = TypedAhead(self.view, self._steer)
@@ -172,7 +172,7 @@ class ChatLoop:
                 self.view.print_line(output.printable(message.refusal), "yellow")
 
     async def _read_line(self, prompt: "PromptSession[str]") -> str | None:
-        """Return what the user typed; None to quit."""
+        """Return the user's input; None to quit."""
         self.view.print_line("")
         if line := self._typed.next_line():
             self.view.print_line(f"> {line}", "bold")
@@ -213,7 +213,7 @@ class ChatLoop:
         await self._follow(feed, sent.run_id)
 
     async def _follow(self, feed: "SessionFeed", run_id: str) -> None:
-        """Show a turn, and then those of messages that were typed during it and did not enter it."""
+        """Show a turn, then the turns of messages that were typed during it and did not enter it."""
         from atlas_agents.cli.turn import follow_turn
 
         following: tuple[str, str] | None = (run_id, "")
@@ -227,7 +227,7 @@ class ChatLoop:
             following = await self._typed.next_turn()
 
     async def _steer(self, message: str) -> "Sent":
-        """Send a message to the running turn; it gets a turn of its own if that one ends before."""
+        """Send a message to the running turn; if that turn ends first, the message starts a turn of its own."""
         feed = await self._joined()
         return await feed.send(message, agent_id=self.agent, settings=self._model_settings, when_busy="steer")
 
@@ -295,9 +295,9 @@ class ChatLoop:
 
 
 class TypedAhead:
-    """What the user enters while a turn runs: messages enter the turn or follow it, commands run after it.
+    """Input during a turn: messages enter the turn or follow it, commands run after it.
 
-    A message that cannot be sent is kept for the prompt, and so is everything behind a command.
+    A message that cannot be sent is kept for the prompt, and so is all input after a command.
     """
 
     def __init__(self, view: "TerminalView", send: "Callable[[str], Awaitable[Sent]]") -> None:
@@ -316,7 +316,7 @@ class TypedAhead:
         return self.input.reading(interrupt)
 
     def observe(self, event: "SessionEvent") -> None:
-        """Show the messages that enter the running turn; those, and what was cancelled elsewhere, get no own turn."""
+        """Show the messages that enter the running turn. They get no turn of their own, nor do cancelled messages."""
         from atlas_agents.cli.turn import message_text
         from atlas_agents.core.messages import STEERING_RUN
         from atlas_agents.gateway.protocol import events
@@ -328,7 +328,7 @@ class TypedAhead:
             self._settle(event.run_id)
 
     async def next_turn(self) -> tuple[str, str] | None:
-        """Return the run and the message of the next turn that was started by what the user typed; None if none."""
+        """Return the run and the message of the next turn that a typed message started; None if there is none."""
         if self._sending is not None:
             await self._sending
         self._settled.clear()
@@ -337,7 +337,7 @@ class TypedAhead:
         return None
 
     def forget_sent(self) -> None:
-        """Wait for no further turn: the session is not followed any more."""
+        """Forget the sent messages: the session is no longer followed."""
         self._sent.clear()
 
     def next_line(self) -> str:

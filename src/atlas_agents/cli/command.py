@@ -26,7 +26,7 @@ class UsageError(Exception):
 
 
 class Option:
-    """How a parameter is given as an option. Without `names`, the name of the parameter is used."""
+    """Declares a parameter as an option. Without `names`, the name of the parameter is used."""
 
     def __init__(
         self, *names: str, metavar: str = "", help: str = "", min: int | None = None, max: int | None = None
@@ -39,7 +39,7 @@ class Option:
 
 
 class Argument:
-    """How a parameter is given as a positional argument; a list takes all that remain."""
+    """Declares a parameter as a positional argument; a list takes all remaining arguments."""
 
     def __init__(self, *, metavar: str = "", help: str = "") -> None:
         self.metavar = metavar
@@ -88,13 +88,13 @@ class Parameter:
 
     @property
     def usage(self) -> str:
-        """How usage lines show a positional argument."""
+        """Positional argument as usage lines show it."""
         shown = f"{self.metavar}..." if self.many else self.metavar
         return shown if self.required else f"[{shown}]"
 
     @property
     def term(self) -> str:
-        """How the help shows the names of an option."""
+        """Names of an option as the help shows them."""
         if not self.is_option:
             return self.usage
         names = ", ".join(self.names)
@@ -436,7 +436,7 @@ def _print_help(text: str) -> int:
 
 
 def _discard_output() -> None:
-    """Write to nowhere from now on: the reader closed the pipe early, as `head` does."""
+    """Discard further output: the reader closed the pipe early, as `head` does."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

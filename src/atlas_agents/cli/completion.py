@@ -90,7 +90,7 @@ def install_script() -> None:
 
 
 def print_candidates(program: cli.Group) -> int:
-    """Print the commands or options that may stand at the cursor, as the asking shell expects them."""
+    """Print the candidates at the cursor (commands or options) in the format of the calling shell."""
     line = os.environ.get("COMP_WORDS", "")
     words = line.split("\n") if "\n" in line else line.split()
     place = int(os.environ.get("COMP_CWORD") or len(words))

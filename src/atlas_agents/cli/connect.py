@@ -24,10 +24,10 @@ LoadSettings: TypeAlias = "Callable[[], Settings]"
 TENANT = "default"
 _DIAL_TIMEOUT = 5.0
 _RELOCATES = re.compile(rb"(?m)^\s*[\"']?(home|token)\b")
-"""Settings of a file that decide where the gateway is found."""
+"""Settings of a file that determine the address of the gateway."""
 _RECONNECT_SECONDS = 30.0
 _RESTART_SECONDS = 15.0
-"""How long a lost gateway may take to restart before a command that uses it embeds its own."""
+"""Seconds that a lost gateway may take to restart before a command embeds its own."""
 
 SessionOption = Annotated[str | None, Option("--session", "-s", metavar="KEY", help="The session to use.")]
 ModelOption = Annotated[
@@ -56,7 +56,7 @@ SetOption = Annotated[
 
 
 class ConversationOptions(NamedTuple):
-    """Who answers: an agent of the workspace, or a model named on the command line."""
+    """Options of a conversation: it uses an agent of the workspace, or a model named on the command line."""
 
     session: str | None = None
     agent: str | None = None
@@ -291,7 +291,7 @@ def running_calls() -> Generator[GatewayCall | None, None, None]:
 
 
 class RunningAddress(NamedTuple):
-    """Where the running gateway listens, and its token."""
+    """Address of the running gateway, and its token."""
 
     url: str
     token: str
@@ -458,7 +458,7 @@ def find_agent(agents: list[dict[str, Any]], agent_id: str | None) -> dict[str, 
 
 
 async def describe_responder(session: GatewaySession, agent_id: str | None = None) -> str:
-    """Describe which model answers for which agent and, if it replaces the agent's own model, why."""
+    """Describe the agent and its model, with the reason if the model replaces the agent's own."""
     if session.model_choice is not None:
         return session.model_choice.headline
     agent = find_agent(await list_agents(session), agent_id)
@@ -476,4 +476,4 @@ def model_label(model: str) -> str:
 
 
 def _ignore(status: str) -> None:
-    """Status messages are not shown until a view asks for them."""
+    """Ignore status messages until a view subscribes to them."""

@@ -1,4 +1,4 @@
-"""A model that the command line names: which one it is and why, its demo tools, and a gateway for it alone."""
+"""Direct model: a model named on the command line, its demo tools, and a gateway for it alone."""
 
 import random
 import secrets

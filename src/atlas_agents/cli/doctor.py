@@ -26,7 +26,7 @@ _CHECK_SECONDS = 20.0
 async def doctor(as_json: JsonFlag = False) -> int:
     """Diagnose problems with this installation.
 
-    Prints what is wrong and how to fix it. Exit codes: 0 nothing is broken, 1 something is.
+    Prints each problem with a remedy. Exit codes: 0 nothing is broken, 1 something is.
     """
     results = await run_checks()
     problems = sum(result.state == "broken" for result in results)

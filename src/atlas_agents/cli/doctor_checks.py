@@ -50,7 +50,7 @@ _TELEGRAM_SECONDS = 8.0
 
 
 class CheckResult(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The result of one check, and how to fix what is wrong."""
+    """The result of one check, with a remedy for a problem."""
 
     what: str
     state: Literal["ok", "notice", "broken"]
@@ -423,7 +423,7 @@ def check_models(settings: Settings) -> Iterator[CheckResult]:
 
 
 def _workspace_state(settings: Settings) -> WorkspaceState:
-    """Return the agents, or the one that the first start creates; check_workspace reports an invalid file."""
+    """Return the agents, or the one that the first start creates; none for an invalid file."""
     workspace = Workspace(settings.workspace)
     if not workspace.path.exists():
         return WorkspaceState()

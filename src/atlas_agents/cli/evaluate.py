@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _DEFAULT = "run"
 _MAX_SHOWN = 20
-"""Failed results that are explained below the table."""
+"""Maximum number of failed results that are explained below the table."""
 
 
 class _FileCommand(cli.Command):
@@ -59,19 +59,19 @@ async def run(
     file: Annotated[str, cli.Argument(metavar="FILE", help="The case file: .yaml, .yml or .py.")],
     model: Annotated[
         list[str] | None,
-        cli.Option("--model", "-m", metavar="REF", help="A model, instead of those of the file. Repeatable."),
+        cli.Option("--model", "-m", metavar="REF", help="Run with this model instead of the file's. Repeatable."),
     ] = None,
     agent: Annotated[
         list[str] | None,
-        cli.Option("--agent", "-a", metavar="ID", help="An agent of the file, or of the workspace. Repeatable."),
+        cli.Option("--agent", "-a", metavar="ID", help="Run only this agent of the file or workspace. Repeatable."),
     ] = None,
-    repeat: Annotated[int, cli.Option(metavar="N", min=1, help="How often each case runs.")] = 1,
-    parallel: Annotated[int, cli.Option(metavar="N", min=1, help="Most turns at once.")] = 4,
+    repeat: Annotated[int, cli.Option(metavar="N", min=1, help="Number of runs of each case.")] = 1,
+    parallel: Annotated[int, cli.Option(metavar="N", min=1, help="Number of concurrent turns.")] = 4,
     budget: Annotated[
         str | None,
         cli.Option(metavar="LIMITS", help="Limits of the whole evaluation, as 'dollars=2 tokens=500000'."),
     ] = None,
-    seconds: Annotated[int, cli.Option("--timeout", metavar="SECONDS", min=1, help="Longest time of one case.")] = 600,
+    seconds: Annotated[int, cli.Option("--timeout", metavar="SECONDS", min=1, help="Time limit of one case.")] = 600,
     out: Annotated[str | None, cli.Option(metavar="FILE", help="Write the report to this file as JSON.")] = None,
     junit: Annotated[str | None, cli.Option(metavar="FILE", help="Write the results as JUnit XML, for CI.")] = None,
     compare: Annotated[
@@ -160,7 +160,7 @@ async def add(
     """Make a case of a stored run: its messages, and the tool calls that it made.
 
     The answer becomes the reference of the case, which graders see. Secrets are removed. Read the case before you rely
-    on it: it expects what the agent did, right or wrong.
+    on it: it expects the recorded behaviour, right or wrong.
     """
     from atlas_agents.app.model_setup import known_secrets
     from atlas_agents.config.open import open_store
@@ -205,7 +205,7 @@ async def _run(settings: "Settings", suite: "Suite", options: "EvaluationOptions
             evaluation = await evaluator.run(file, progress.show)
         except CancelledError:
             progress.clear()
-            cli.print_error(f"stopped; run what is missing with: atlas eval {suite.source} --resume")
+            cli.print_error(f"stopped; to run the remaining cases: atlas eval {suite.source} --resume")
             raise
         progress.clear()
     if evaluation.stopped:

@@ -1,4 +1,4 @@
-"""What is configured, and what it cost: `atlas agents`, `policy`, `tools`, `usage`, `config` and `protocol`."""
+"""Configuration and usage: `atlas agents`, `policy`, `tools`, `usage`, `config` and `protocol`."""
 
 import sys
 from datetime import UTC, datetime
@@ -34,19 +34,21 @@ _GROUPINGS = ("agent", "model", "session", "day")
 
 AgentId = Annotated[str, Argument(metavar="ID", help="The id of the agent.")]
 NameOption = Annotated[str | None, Option("--name", metavar="TEXT", help="The name that people see.")]
-DescriptionOption = Annotated[str | None, Option("--description", metavar="TEXT", help="What it is for.")]
-AgentModelOption = Annotated[str | None, Option("--model", metavar="REF", help="Its model; empty for the default.")]
+DescriptionOption = Annotated[str | None, Option("--description", metavar="TEXT", help="Description of its purpose.")]
+AgentModelOption = Annotated[
+    str | None, Option("--model", metavar="REF", help="Model of the agent; empty for the default.")
+]
 FallbackOption = Annotated[
     list[str] | None, Option("--fallback", metavar="REF", help="A model to use if the first fails. Repeatable.")
 ]
-AgentEffortOption = Annotated[str | None, Option("--effort", metavar="LEVEL", help="How much its model reasons.")]
+AgentEffortOption = Annotated[str | None, Option("--effort", metavar="LEVEL", help="Reasoning effort of its model.")]
 FileOption = Annotated[
     str | None, Option("--instructions", "-i", metavar="FILE", help="File with its instructions; - reads from stdin.")
 ]
 ToolOption = Annotated[
-    list[str] | None, Option("--tool", metavar="NAME", help="A tool that it has, * for all, none. Repeatable.")
+    list[str] | None, Option("--tool", metavar="NAME", help="A tool of the agent, * for all, or none. Repeatable.")
 ]
-RoleOption = Annotated[str | None, Option("--role", metavar="NAME", help="Its role, for permissions.")]
+RoleOption = Annotated[str | None, Option("--role", metavar="NAME", help="Role that policies see.")]
 HandoffOption = Annotated[
     list[str] | None, Option("--hand-off", metavar="ID", help="An agent that it may hand off to. Repeatable.")
 ]
@@ -74,7 +76,7 @@ def list_agents(as_json: JsonFlag = False) -> None:
 
 @command(agents)
 def show(id: AgentId, as_json: JsonFlag = False) -> None:
-    """Show an agent as it can be edited."""
+    """Show the editable fields of an agent."""
     found = call("agents.get", agent_id=id)
     if as_json:
         print_json(found)
@@ -103,7 +105,7 @@ def put(
     hand_off: HandoffOption = None,
     dry_run: DryRunFlag = False,
 ) -> None:
-    """Create an agent, or change what is given. New chats use it at once."""
+    """Create an agent, or change the given fields. New chats use it at once."""
     given = {
         "name": name,
         "description": description,
@@ -142,7 +144,7 @@ def remove(id: AgentId, dry_run: DryRunFlag = False, yes: YesFlag = False) -> in
 @command(agents, "try")
 def try_agent(
     id: AgentId,
-    message: Annotated[str, Argument(metavar="MESSAGE", help="What to ask it.")],
+    message: Annotated[str, Argument(metavar="MESSAGE", help="The message to the agent.")],
     model: AgentModelOption = None,
     instructions: FileOption = None,
 ) -> None:
@@ -168,7 +170,7 @@ def _read_instructions(path: str) -> str:
 
 
 def _print_edit(edited: dict[str, Any], done: str) -> None:
-    """Print the diff of an edit, and what it warns about."""
+    """Print the diff and the warnings of an edit."""
     if edited.get("diff"):
         print(edited["diff"])
     for warning in edited.get("warnings", ()):
@@ -179,7 +181,7 @@ def _print_edit(edited: dict[str, Any], done: str) -> None:
 
 @command(policy, "show")
 def show_policy(as_json: JsonFlag = False) -> None:
-    """Show what applies to everyone, roles, groups and agents. A dot marks what is inherited."""
+    """Show the permissions of everyone, roles, groups and agents. A dot marks inherited ones."""
     found = call("policy.get")
     if as_json:
         print_json(found)
@@ -201,7 +203,7 @@ def set_permission(
     dry_run: DryRunFlag = False,
     yes: YesFlag = False,
 ) -> int:
-    """Change a permission, after showing what it would have meant for the recorded calls."""
+    """Change a permission, after showing its effect on the recorded calls."""
     if cell not in ("yes", "ask", "no", "inherit"):
         raise ConfigError(f"invalid permission {cell!r}: expected yes, ask, no or inherit")
     changes = [{"tool": tool, "subject": subject, "cell": None if cell == "inherit" else cell}]
@@ -250,7 +252,7 @@ def usage(
     by: Annotated[str, Option(metavar="NAME", help="Group by agent, model, session or day.")] = "agent",
     as_json: JsonFlag = False,
 ) -> None:
-    """Show token usage and cost, and what is left of the budgets."""
+    """Show token usage and cost, and the remaining budgets."""
     if by not in _GROUPINGS:
         raise ConfigError(f"invalid --by {by!r}: expected agent, model, session or day")
     rows = call("usage.summary", from_=since, to=until, group_by=by)["rows"]

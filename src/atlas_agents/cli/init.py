@@ -132,7 +132,7 @@ async def _set_up_model(root: Path, model: str) -> None:
 
 
 async def _ask_for_model(environment: "Environment", home: Path) -> str:
-    """Offer what was found, a key to paste and a download; return the reference, or nothing to keep the present one."""
+    """Offer the models found, a key to paste and a download; return the reference, empty to keep the model."""
     from atlas_agents.app.model_setup import apply_stored_keys, read_stored_keys
     from atlas_agents.local.models import find_model
     from atlas_agents.providers.discovery import find_keys, find_servers, provider_title

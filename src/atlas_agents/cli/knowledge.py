@@ -29,7 +29,7 @@ async def add(
 ) -> int:
     """Add Markdown, text, HTML, PDF and Word files, or a web page.
 
-    Run it again with the same source to read only what has changed.
+    Run it again with the same source to read only changed documents.
     """
     from atlas_agents.knowledge.library import canonical_source
 

@@ -1,7 +1,7 @@
 """`atlas mcp …`: add, approve, test and remove the MCP servers of the workspace; serve agents over MCP.
 
-A running gateway is asked to make the changes: it audits them and applies them at once, as for the page. Without one
-the files of the workspace are changed.
+Changes go through the running gateway, if there is one: it audits them and applies them at once, as for the web UI.
+Otherwise the files of the workspace are changed directly.
 """
 
 import re
@@ -83,7 +83,7 @@ def _entry_text(entry: dict[str, Any]) -> str:
 
 @command(app)
 def show(server: Name) -> None:
-    """Show a server's entry, what changed since it was approved, and the descriptions of its approved tools."""
+    """Show a server's entry, its changes since the approval, and the descriptions of its approved tools."""
     from atlas_agents.mcp.config import reveal_invisible
 
     servers = _open_servers()
@@ -305,7 +305,7 @@ def add(
 
 
 def _oauth_entry(client_id: str | None, client_secret: str | None, callback_port: int) -> dict[str, Any]:
-    """Return what an entry says about its OAuth client; the secret is referred to by its variable."""
+    """Return the OAuth client of an entry; its secret is a reference to a variable."""
     if client_id is None and (client_secret or callback_port):
         raise ConfigError("--client-secret and --callback-port need --client-id")
     variable = (client_secret or "").removeprefix("${").removesuffix("}")
@@ -317,7 +317,7 @@ def _oauth_entry(client_id: str | None, client_secret: str | None, callback_port
 
 
 def _add_entry(server: str, entry: dict[str, Any]) -> None:
-    """Add an entry through the running gateway, or to the file; ConfigError if there is one of this name."""
+    """Add an entry through the running gateway, or to the file; ConfigError if the name is taken."""
     from atlas_agents.mcp.config import read_servers
 
     exists = ConfigError(f"server {server!r} already exists; run: atlas mcp remove {server}")

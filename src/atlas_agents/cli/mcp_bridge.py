@@ -96,7 +96,7 @@ class StdioBridge:
             self._reply_error(id, _INTERNAL_ERROR, "the gateway did not answer")
 
     async def _post(self, line: bytes, method: Any) -> bool:
-        """Send one message. While no gateway accepts the connection, look for one again."""
+        """Send one message. If no gateway accepts the connection, look for one again."""
         for attempt in itertools.count():
             try:
                 address = self._address or await self._session.find_gateway()
@@ -112,7 +112,7 @@ class StdioBridge:
         return False
 
     async def _exchange(self, address: GatewayAddress, line: bytes, method: Any) -> bool | None:
-        """Send one message and forward what comes back. None if the session of the client has expired."""
+        """Send one message and forward the responses. None if the session of the client has expired."""
         headers = {"Authorization": f"Bearer {address.token}", "Accept": _ACCEPT, "Content-Type": "application/json"}
         if self._protocol_version and method != "initialize":
             headers["MCP-Protocol-Version"] = self._protocol_version

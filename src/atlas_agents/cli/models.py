@@ -32,7 +32,7 @@ def list_models(
         return
     rows = [(each.model.id, f"{each.model.megabytes} MB", _installed(each), each.model.label) for each in local]
     if rows or not hosted:
-        print_table(("model", "size", "installed", "about"), rows, "There are no such models.")
+        print_table(("model", "size", "installed", "about"), rows, "No models match.")
     if hosted:
         if rows:
             print()

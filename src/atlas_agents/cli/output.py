@@ -1,4 +1,4 @@
-"""What commands print: tables and JSON, tool calls and errors in one line each, times, and progress."""
+"""Output of commands: tables and JSON, tool calls and errors in one line each, times, and progress."""
 
 import re
 import sys
@@ -86,7 +86,7 @@ def without_code_hints(message: str) -> str:
 
 
 def describe_error(error: Exception) -> str:
-    """Describe an error in one line, with what to do about it."""
+    """Describe an error in one line, with a remedy."""
     match error:
         case ProviderError():
             return describe_model_error(str(error), error.kind)

@@ -20,7 +20,7 @@ _NAME = re.compile(r"[a-z][a-z0-9]*(?:[-_][a-z0-9]+)*")
 
 @command(app, "list")
 def list_plugins(as_json: JsonFlag = False) -> None:
-    """List plugins, what they provide, and why one is disabled."""
+    """List the installed plugins, what they provide, and the reason if one is disabled."""
     found = load_plugins(load_settings())
     if as_json:
         print_json([each._asdict() for each in found])

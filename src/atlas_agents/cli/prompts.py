@@ -73,7 +73,7 @@ async def send_reply(
 def _show_request(
     request: "ApprovalRequest", arguments: dict[str, Any], view: "TerminalView", *, whole: bool = False
 ) -> None:
-    """Show the tool, each argument, the working folder, the reason and the time left."""
+    """Print the tool, each argument, the working folder, the reason and the time left."""
     if request.form is not None:
         view.print_line(f"? {one_line(request.summary)}", "bold yellow")
         _show_form(request.form, view)
@@ -264,7 +264,7 @@ async def _read_values(form: FormShape, view: "TerminalView", read: ReadLine) ->
 
 
 def parse_field(field: FieldShape, text: str) -> Any:
-    """Parse what was typed for a field; None if an optional field was left empty. Raises BadArguments."""
+    """Parse the input for a field; None if an optional field was left empty. Raises BadArguments."""
     if not text.strip():
         if field.required and field.kind != "text":
             raise BadArguments(f"{_escaped(field.name)} is required")

@@ -49,9 +49,9 @@ async def replay(
     force: Annotated[bool, cli.Option("--force", help="Replace the files of an earlier --save.")] = False,
     list_only: Annotated[bool, cli.Option("--list", help="List the steps of the run.")] = False,
     fork: Annotated[
-        int | None, cli.Option(metavar="STEP", min=2, help="Go on live from this step, in a scratch session.")
+        int | None, cli.Option(metavar="STEP", min=2, help="Continue live from this step, in a scratch session.")
     ] = None,
-    model: Annotated[str | None, cli.Option(metavar="REF", help="With --fork: the model that goes on.")] = None,
+    model: Annotated[str | None, cli.Option(metavar="REF", help="With --fork: the model that continues.")] = None,
     prompt: Annotated[str | None, cli.Option(metavar="FILE", help="With --fork: another system prompt.")] = None,
     policy: Annotated[str | None, cli.Option(metavar="FILE", help="With --fork: another policy.")] = None,
     allow_tools: Annotated[
@@ -61,14 +61,14 @@ async def replay(
 ) -> int:
     """Replay a finished run offline, save it as a test, or fork it.
 
-    A replay prints the first difference from the record: prompts, tools, policy or code may have changed what the run
-    does. Recorded replies, failed attempts, results and approvals are used. No model is called, no tool is run and
-    nothing is stored. Code of yours still runs: functions that write prompts, conditions of rules and approvals, and
-    hooks for requests. It can neither open connections nor start processes, but it can change files.
+    A replay prints the first difference from the record, caused by a change of prompts, tools, policy or code. It uses
+    the recorded replies, failed attempts, results and approvals. No model is called, no tool is run and nothing is
+    stored. Some of your code still runs: prompt functions, conditions of rules and approvals, and hooks for requests.
+    It can neither open connections nor start processes, but it can change files.
 
-    With --fork, the turn goes on live from a step. Nothing is stored either, and a tool call gets the result that the
-    same call had in the record, unless its tool is in --allow-tools: such calls need the usual approvals. Budgets and
-    daily limits apply to the fork alone: they do not include what was used before.
+    With --fork, the turn continues live from a step. Nothing is stored either. A tool call gets the result of the same
+    call in the record, unless its tool is in --allow-tools: such calls run, with the usual approvals. Budgets and daily
+    limits apply to the fork alone; earlier usage does not count.
 
     Exit codes: 0 the run is the same; 1 it differs, also by a tool that is missing or has another schema, or the fork
     failed; 2 it cannot be replayed: it is unknown, has not ended, is damaged, or its agent does not exist.
@@ -95,7 +95,7 @@ async def replay(
 
 
 class _ForkChanges(NamedTuple):
-    """From which step a run goes on live, and what is changed."""
+    """Options of a fork: the step from which the run continues live, and the changes."""
 
     step: int | None
     model: str | None
@@ -104,7 +104,7 @@ class _ForkChanges(NamedTuple):
     allow_tools: str | None
 
     def check(self) -> None:
-        """Refuse options that have an effect only with --fork."""
+        """Raise ConfigError for options that have an effect only with --fork."""
         given = [name for name, value in self._asdict().items() if value is not None]
         if given and self.step is None:
             raise ConfigError(f"--{given[0].replace('_', '-')} needs --fork STEP; list the steps with --list")

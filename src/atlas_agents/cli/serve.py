@@ -78,7 +78,7 @@ def serve(
 
 
 def _exit_now() -> None:
-    """Exit although something hangs: a tool, a server or a thread of a plugin. What was acknowledged is stored."""
+    """Exit although a tool, a server or a thread of a plugin hangs. Acknowledged messages are stored."""
     logging.getLogger(__name__).error("shutdown takes too long, exiting now: open turns resume at the next start")
     os._exit(0)
 
@@ -197,7 +197,7 @@ def _configure_logging(settings: "Settings") -> None:
 
 
 def _is_important(record: logging.LogRecord) -> bool:
-    """Whether a record is shown while the gateway starts: warnings, and the steps of an upgrade."""
+    """Return whether a record is shown while the gateway starts: warnings, and the steps of an upgrade."""
     return record.levelno >= logging.WARNING or record.name == "atlas_agents.storage.migrations"
 
 

@@ -36,7 +36,7 @@ async def check(
 ) -> int:
     """Find rows that cannot be read, and isolate them.
 
-    A gateway runs beside such rows: a turn with one fails, and a message is shown as a note. With --repair, their bytes
+    A gateway tolerates such rows: a turn with one fails, and a message is shown as a note. With --repair, their bytes
     are saved to a file, messages are replaced by a note, turns are ended, and schedules and users are removed.
 
     Exit codes: 0 everything can be read, 1 something cannot, 2 invalid options or settings.
@@ -81,7 +81,7 @@ async def prune(
 ) -> None:
     """Remove expired events and steps of finished turns, and counters of past budget periods, now.
 
-    A gateway does the same every hour, and may be running. Messages, the audit log, approvals and usage are kept.
+    A gateway does the same every hour. It may be running. Messages, the audit log, approvals and usage are kept.
     """
     from atlas_agents.app.store_maintenance import RetentionPolicy
 
@@ -173,7 +173,7 @@ def restore(
 async def end_turns(yes: cli.YesFlag = False, as_json: cli.JsonFlag = False) -> None:
     """End all open turns and jobs of a restored database, before the first start.
 
-    A backup does not know what they did after it was made; if they resumed, they could repeat it.
+    The backup does not contain what they did after it was made: if they resumed, they could repeat side effects.
     """
     from atlas_agents.app.home_lock import lock_home
     from atlas_agents.config.open import open_home
@@ -195,16 +195,16 @@ async def end_turns(yes: cli.YesFlag = False, as_json: cli.JsonFlag = False) -> 
 async def move(
     target: Annotated[str, cli.Argument(metavar="URL", help="The other Postgres; its password may be in ~/.pgpass.")],
     tenant: Annotated[str, cli.Option(metavar="NAME", help="The tenant to move.")] = TENANT,
-    pause: Annotated[int, cli.Option(metavar="SECONDS", min=1, help="Longest time without writes.")] = 5,
-    abort: Annotated[bool, cli.Option("--abort", help="Give up a move that is not complete.")] = False,
-    delete: Annotated[bool, cli.Option("--delete", help="Delete the rows that a complete move has left here.")] = False,
+    pause: Annotated[int, cli.Option(metavar="SECONDS", min=1, help="Maximum time without writes.")] = 5,
+    abort: Annotated[bool, cli.Option("--abort", help="Abort an incomplete move.")] = False,
+    delete: Annotated[bool, cli.Option("--delete", help="Delete the rows that a completed move left here.")] = False,
     as_json: cli.JsonFlag = False,
 ) -> None:
     """Move a tenant to another Postgres while its turns run.
 
-    Its rows are copied while it is in use. Then it is fenced here for at most a few seconds, the rest is copied, and
-    the other database is opened. Its processes must then be started with the other address. A command that was
-    interrupted continues when it is run again.
+    The rows are copied while the tenant is in use. Then writes here are rejected for at most a few seconds, the
+    remaining changes are copied, and the other database is opened. Restart the tenant's processes with the address of
+    the other database. If this command is interrupted, run it again to continue.
     """
     from atlas_agents.config.load import POSTGRES
     from atlas_agents.config.open import is_postgres
@@ -217,7 +217,7 @@ async def move(
     if scheme(target) not in POSTGRES:  # an empty one would be the server of this machine
         raise ConfigError("invalid URL of the other database: expected postgresql://user@host/database")
     if abort and delete:
-        raise ConfigError("--abort and --delete contradict each other: use one of them")
+        raise ConfigError("--abort and --delete cannot be combined: use one of them")
     with progress_line() as show:
         plan = TenantMove(tenant, settings.database_url.reveal(), target, max_pause=pause, on_step=show)
         if abort:

@@ -57,7 +57,7 @@ class TerminalView:
         self._draw_in(_FRAME_SECONDS)
 
     def discard_message(self) -> None:
-        """Erase the current message. If part of it has scrolled away, print that it is void."""
+        """Erase the current message. If part of it has scrolled away, print that it is withdrawn."""
         shown, reachable = self._message_rows + self._tail_rows, self._console.height - 1
         void = shown > reachable or (shown and not self._can_redraw)
         self._write(self._move_up(min(shown, reachable)))
@@ -76,7 +76,7 @@ class TerminalView:
     def show_status(self, status: str) -> None:
         """Show a status line at the bottom until it changes; an empty one removes it.
 
-        A terminal that cannot redraw shows it once, not each percentage of it.
+        A terminal that cannot redraw shows it once, without each change of a percentage.
         """
         if not self._can_redraw:
             if status and status.partition("…")[0] != self._status.partition("…")[0]:
@@ -91,7 +91,7 @@ class TerminalView:
         return self._console.width
 
     def show_input(self, lines: Sequence[str]) -> None:
-        """Show what the user typed during the turn at the bottom, until it changes or the turn ends."""
+        """Show the user's input during the turn at the bottom, until it changes or the turn ends."""
         if self._can_redraw and lines != self._input:
             self._input = lines
             self._draw()
@@ -199,7 +199,7 @@ class TerminalView:
 class TurnInput:
     """Input line during a turn: passes each line to `on_line`, and keeps text without Enter as the draft of the next.
 
-    `waiting` are entered lines that are not answered yet, each with what it waits for; they are shown with the draft.
+    `waiting` has the entered lines without an answer, each with the reason; they are shown with the draft.
     """
 
     def __init__(self, view: TerminalView, on_line: Callable[[str], None]) -> None:
@@ -227,7 +227,7 @@ class TurnInput:
             self._view.show_input(())
 
     def resume(self, *, answered: bool = False) -> None:
-        """Take the keys that a prompt read and did not use; `answered` if it was answered by a single key."""
+        """Take over the keys that a prompt read and did not use; `answered` if a single key answered it."""
         from prompt_toolkit.input.typeahead import get_typeahead
 
         self._after_answer = self._after_answer or answered
@@ -282,7 +282,7 @@ class TurnInput:
 
 
 def _ignore() -> None:
-    """Nothing to interrupt."""
+    """Do nothing: there is no turn to interrupt."""
 
 
 def _end_of(line: str, cells: int) -> str:

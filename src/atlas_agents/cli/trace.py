@@ -44,8 +44,8 @@ class TraceNode(msgspec.Struct, omit_defaults=True, rename="camel"):
 def trace(run: RunId, as_json: JsonFlag = False) -> None:
     """Show where the time of a turn went, as a tree.
 
-    It has the rounds, model calls, tool calls, approvals and delegated jobs of the turn. Model calls have the time to
-    their first token and their total time.
+    The tree has the rounds, model calls, tool calls, approvals and delegated jobs of the turn. A model call has its
+    time to the first token and its total time.
     """
     with open_calls() as gateway:
         root = _read_turn(gateway, _find_run(gateway, run), 0)
@@ -148,7 +148,7 @@ class _TurnReader:
         self._last = step["at"]
 
     def finish(self) -> TraceNode:
-        """Return the turn with its sums; what has not ended has no duration."""
+        """Return the turn with its sums; parts that have not ended have no duration."""
         turn, ended = self._turn, self._run.get("endedAt")
         self._end_round(ended)
         turn.duration = ended - turn.started_at if ended is not None else None
@@ -215,7 +215,7 @@ def _draw(nodes: list[TraceNode], indent: str) -> list[str]:
 
 
 def _describe(node: TraceNode) -> str:
-    """Return one line: what it is, how it ended, how long it took and what it used."""
+    """Describe a node in one line: its name, outcome, duration and usage."""
     kind = "" if node.kind in ("queue", "round", "summary", "restart") else f"{node.kind} "
     identity = f" {one_line(node.id, 200)}" if node.kind in ("turn", "job") else ""
     parts = [f"{kind}{one_line(node.name, 200)}{identity}"]

@@ -81,7 +81,7 @@ def _can_ask() -> bool:
 
 
 def _ask(request: "FolderRequest", records: Trust) -> bool:
-    """Show what a folder asks for and ask whether to trust it."""
+    """Show the request of a folder and ask whether to trust it."""
     _print_request(request, records)
     return confirm("Trust this folder?")
 

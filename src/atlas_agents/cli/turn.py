@@ -27,7 +27,7 @@ class QuitRequested(Exception):
 
 
 class TurnView(Protocol):
-    """Where a turn is shown."""
+    """View on which a turn is shown."""
 
     def begin(self) -> None: ...
     def add_text(self, text: str, kind: Literal["text", "thinking"] = "text") -> None: ...
@@ -41,13 +41,13 @@ class StderrView:
     """A view for output that is not a terminal: tool calls and notices go to standard error, the answer is omitted."""
 
     def begin(self) -> None:
-        """Nothing to prepare."""
+        """Do nothing."""
 
     def add_text(self, text: str, kind: Literal["text", "thinking"] = "text") -> None:
         """Skip the text: the caller prints the complete answer."""
 
     def discard_message(self) -> None:
-        """Nothing was shown."""
+        """Do nothing: no text was shown."""
 
     def print_line(self, text: str, style: str = "") -> None:
         print(printable(text), file=sys.stderr, flush=True)
@@ -56,7 +56,7 @@ class StderrView:
         """Skip the status: it would be out of date in a log."""
 
     def end(self) -> None:
-        """Nothing to clean up."""
+        """Do nothing."""
 
 
 class ToolStep(msgspec.Struct, frozen=True, rename="camel"):
@@ -71,7 +71,7 @@ class ToolStep(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class TurnOutcome(msgspec.Struct, frozen=True):
-    """How a turn ended: with a message, cancelled, or with an error."""
+    """Outcome of a turn: a message, a cancellation or an error."""
 
     run_id: str
     model: str
@@ -90,7 +90,7 @@ class TurnOutcome(msgspec.Struct, frozen=True):
 
     @property
     def warnings(self) -> list[str]:
-        """Which model settings were not sent as they were given, and why."""
+        """Model settings that were not sent as given, with the reason."""
         return [str(each) for each in self.message.metadata.get("warnings", ())] if self.message else []
 
     @property
@@ -198,7 +198,7 @@ class IgnoredKeys:
         return _echo_off()
 
     def observe(self, event: SessionEvent) -> None:
-        """Nothing to observe."""
+        """Do nothing."""
 
 
 async def follow_turn(
@@ -250,7 +250,7 @@ async def _show_loading(client: GatewayClient, view: TurnView) -> None:
 
 
 def describe_progress(event: events.ModelProgress) -> str:
-    """Describe in a line what a local model is waiting for; empty if it is ready."""
+    """Describe the progress of a local model in one line; empty if it is ready."""
     verb = {"loading": "Loading", "downloading": "Downloading"}.get(event.state)
     if verb is None:
         return ""
@@ -326,7 +326,7 @@ def _cancel_on_interrupt(client: GatewayClient, run_id: str) -> Generator[Callab
 
 @contextmanager
 def _echo_off() -> Generator[None]:
-    """Do not echo keys pressed during the answer; they stay in the input buffer for the next prompt."""
+    """Turn off the echo of keys pressed during the answer; they stay in the input buffer for the next prompt."""
     if sys.stdin is None or not sys.stdin.isatty():
         yield
         return

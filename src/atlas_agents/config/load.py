@@ -100,7 +100,7 @@ class RawSetting(msgspec.Struct, frozen=True):
     base: Path
     environment: Environment
     trusted: bool = True
-    """False for a value of a folder that is not trusted; only harmless ones are applied."""
+    """False for a value from an untrusted folder; of these, only harmless values are applied."""
 
     @property
     def applies(self) -> bool:
@@ -108,7 +108,7 @@ class RawSetting(msgspec.Struct, frozen=True):
 
     @property
     def origin(self) -> str:
-        """Source to show to people: `--port`, `environment ATLAS_PORT`, `/home/ana/atlas.toml:3`."""
+        """Displayed source: `--port`, `environment ATLAS_PORT`, `/home/ana/atlas.toml:3`."""
         return {"flag": self.name, "environment": f"environment {self.name}"}.get(self.where, self.where)
 
     def path(self, text: str) -> Path:
@@ -148,7 +148,7 @@ def from_file(
 ) -> Iterator[RawSetting]:
     """Yield the values of a settings file. A missing file is an error only if it was requested by name.
 
-    If `folder` chose the file, its values are trusted only as far as the folder is.
+    If the file was chosen by `folder`, its values are trusted only if the folder is.
     """
     text = _read_settings_file(path)
     if text is None:
@@ -213,7 +213,7 @@ SettingCheck: TypeAlias = Callable[[Any, RawSetting], Any]
 
 
 def check_value(given: RawSetting) -> Any:
-    """Convert and validate a value; ConfigError names its source, the key and what is expected."""
+    """Convert and validate a value; ConfigError names its source, the key and the expected value."""
     value = given.value
     setting = given.setting
     if setting.hides == "all" and given.source == "flag":
@@ -392,7 +392,7 @@ _CHECKS: dict[str, SettingCheck] = {
 def load(
     flags: Mapping[str, Any] | None = None, environment: Environment | None = None, cwd: Path | None = None
 ) -> Settings:
-    """Load and validate the settings, even overridden values; ConfigError names file, line and key.
+    """Load and validate the settings, including overridden values; ConfigError names file, line and key.
 
     `environment` defaults to the environment of this process and the `.env` file in `cwd`. Until a person trusts the
     folder `cwd`, its `.env` and `atlas.toml` may set only harmless values; `Settings.ignored` lists the others.
@@ -420,7 +420,7 @@ def load(
 def _project_settings(outside: list[list[RawSetting]], folder: Path, environment: Environment) -> Iterator[RawSetting]:
     """Yield the values of `atlas.toml`, or of the file that a flag or variable names.
 
-    A file that the user names needs no trust; one that the folder chooses, by its `.env` too, does.
+    A file that the user names needs no trust; a file that the folder chooses, even through its `.env`, does.
     """
     named = [given for each in outside for given in each if given.setting.key == "config"]
     if not named:

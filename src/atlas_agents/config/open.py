@@ -1,4 +1,4 @@
-"""Open what the settings name: the home folder, the store, the policy and Valkey."""
+"""Open the resources that the settings name: the home folder, the store, the policy and Valkey."""
 
 import contextlib
 import hashlib
@@ -54,7 +54,7 @@ def open_home(settings: Settings) -> Path:
 
 
 def open_policy(settings: Settings, trust: Trust | None = None) -> Policy | None:
-    """Load the policy file of the settings, if one is set; with `trust`, as a person agreed to it."""
+    """Load the policy file of the settings, if one is set; with `trust`, load the version that a person agreed to."""
     if settings.policy is None:
         return None
     return Policy.load(settings.policy, _agreed_policy(settings.policy, trust) if trust is not None else None)
@@ -137,7 +137,7 @@ def _open_postgres(url: str, settings: Settings, transaction_hook: Any) -> Store
 def open_audit_signer(settings: Settings) -> AuditSigner:
     """Return the signer of the audit log. Its key is in the home folder or in the settings, never in the database.
 
-    A key of one home folder cannot sign the rows of a Postgres database, to which other machines write as well.
+    Postgres requires a key in the settings: other machines, which do not have the key of this home folder, write too.
     """
     home = open_home(settings)
     own = _open_audit_key(home / "audit.key")

@@ -24,7 +24,7 @@ Role: TypeAlias = Literal["alone", "all", "gateway", "worker"]
 
 
 def about(description: str, **extra: str) -> Meta:
-    """Describe a field. `default` describes a computed default, `variable` overrides the name of the variable."""
+    """Describe a field. `default` describes a computed default; `variable` overrides the variable's name."""
     return Meta(description=description, extra=extra)
 
 
@@ -69,7 +69,7 @@ class ToolSettings(msgspec.Struct, frozen=True, kw_only=True):
     x_client_secret: Annotated[Secret | None, about("OAuth 2.0 client secret of the X app.", hides="all")] = None
     x_token: Annotated[Secret | None, about("Access token of an X user.", hides="all")] = None
     x_refresh_token: Annotated[
-        Secret | None, about("Refresh token of an X user. Newer ones are stored in the home folder.", hides="all")
+        Secret | None, about("Refresh token of an X user. Renewed tokens are stored in the home folder.", hides="all")
     ] = None
     x_url: Annotated[str, about("URL of the X API.")] = "https://api.x.com"
     embeddings: Annotated[
@@ -264,7 +264,7 @@ class Settings(ToolSettings, frozen=True, kw_only=True):
     compaction_threshold: Annotated[
         float,
         Meta(ge=0.5, le=1),
-        about("Share of the tokens that are available for the conversation at which it is summarised."),
+        about("Share of the available tokens at which a conversation is summarised."),
     ] = 0.8
     compaction_model: Annotated[
         str | None, about("`provider/model` that writes the summaries.", default="the model of the agent")
@@ -294,9 +294,9 @@ class Settings(ToolSettings, frozen=True, kw_only=True):
     model_catalogue: Annotated[
         tuple[str, ...],
         about(
-            "Models that the catalogue does not know, or knows otherwise, such as "
-            "`my-model input=1 output=4 window=32000 answer=8000`: dollars per million tokens, and most tokens of a "
-            "request and of an answer."
+            "Models to add to the catalogue, or to override in it, such as "
+            "`my-model input=1 output=4 window=32000 answer=8000`: dollars per million tokens, and the maximum "
+            "number of tokens of a request and of an answer."
         ),
     ] = ()
     budgets: Annotated[
@@ -310,7 +310,7 @@ class Settings(ToolSettings, frozen=True, kw_only=True):
         tuple[str, ...],
         about(
             "Alert rules of the gateway, such as `error_rate > 10% for 5m to webhook` or `turn_p95 > 60 to telegram`. "
-            "A rule without a target is sent to all that are set."
+            "Without a target, a rule sends to all configured targets."
         ),
     ] = ()
     alert_webhook: Annotated[
@@ -318,7 +318,7 @@ class Settings(ToolSettings, frozen=True, kw_only=True):
     ] = None
     policy: Annotated[Path | None, about("Policy file: which agents may call which tools.")] = None
     approval_deadline: Annotated[
-        float, Meta(ge=1, le=604800), about("Seconds to wait for an approval. Then the call is denied.")
+        float, Meta(ge=1, le=604800), about("Seconds to wait for an approval before the call is denied.")
     ] = 300.0
     two_person: Annotated[bool, about("Require approval by someone other than the requester.")] = False
     max_actions_per_day: Annotated[
@@ -340,8 +340,8 @@ class Settings(ToolSettings, frozen=True, kw_only=True):
     telemetry: Annotated[
         TelemetryKind,
         about(
-            "`otel` records turns with OpenTelemetry and sends them where the variables `OTEL_EXPORTER_OTLP_…` say."
-            " Needs the extra `otel` and the packages of the SDK."
+            "`otel` records turns with OpenTelemetry and exports them as the variables `OTEL_EXPORTER_OTLP_…` define."
+            " Requires the extra `otel` and the packages of the SDK."
         ),
     ] = "off"
     telemetry_content: Annotated[
@@ -370,7 +370,7 @@ class Settings(ToolSettings, frozen=True, kw_only=True):
 
     @property
     def history(self) -> History:
-        """Return what the models are sent of a conversation."""
+        """Return the limits on the messages that are sent to models."""
         model, threshold = self.compaction_model or "", self.compaction_threshold
         return History(compaction=Compaction(threshold=threshold, model=model) if self.compaction else None)
 
@@ -394,15 +394,15 @@ class Settings(ToolSettings, frozen=True, kw_only=True):
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """Description of a setting. `hides` tells which part of the value is never displayed.
+    """Description of a setting.
 
     Attributes:
         key: Name in `atlas.toml`.
         type: Type of the value.
         variable: Environment variable that sets it.
-        takes: What values it accepts, in words.
+        takes: Accepted values, in words.
         default: The default, in words.
-        description: What it does.
+        description: Effect of the setting.
         hides: Which part of the value is never displayed.
         in_files: Whether it can be set in a file; otherwise only in the environment and on the command line.
     """

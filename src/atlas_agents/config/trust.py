@@ -1,4 +1,4 @@
-"""What a working folder asks for before it is trusted, in plain words, and the files that a person agrees to."""
+"""Trust request of a working folder: its settings in plain words, and the files that a person agrees to."""
 
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -40,7 +40,7 @@ _SENTENCES = {
 
 
 class FolderRequest(msgspec.Struct, frozen=True):
-    """What a folder sets beyond harmless values, and the files that say so."""
+    """Request of a folder for trust: its settings beyond harmless values, and the files that contain them."""
 
     folder: Path
     wants: tuple[str, ...]
@@ -49,7 +49,7 @@ class FolderRequest(msgspec.Struct, frozen=True):
 
     @property
     def digest(self) -> str:
-        """Return a digest that changes with what the folder asks for."""
+        """Return a digest that changes with the request."""
         return digest("\n".join((*self.wants, *map(digest, self.files.values()))).encode())
 
     def grant(self, trust: Trust) -> None:
@@ -58,7 +58,7 @@ class FolderRequest(msgspec.Struct, frozen=True):
 
 
 def inspect_folder(folder: Path) -> FolderRequest | None:
-    """Return what a folder asks for; None if it sets only harmless values."""
+    """Return the request of a folder; None if it sets only harmless values."""
     folder = folder.absolute()
     written = _written_variables(folder / ".env")
     plain = {name: each.value for name, each in written.items() if not name.endswith("_FILE")}

@@ -45,7 +45,7 @@ async def invoke(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 class Closable(Protocol):
-    """Has connections or processes that belong to an event loop."""
+    """An object with connections or processes that belong to an event loop."""
 
     async def close(self) -> None: ...
 
@@ -102,7 +102,8 @@ def sync_method(
 ) -> Callable[[Callable[[], None]], Callable[Concatenate[Owner, P], T]]:
     """Make a method the sync version of an async method, for code without an event loop.
 
-    A decorator of a function with a name and a docstring: not every type checker binds what is assigned in a class.
+    Use it as a decorator of a named function: some type checkers do not bind functions that are assigned in a class
+    body.
     """
     name = method.__name__
 
@@ -197,10 +198,10 @@ async def _wait_despite_cancel(task: "asyncio.Task[Any]") -> None:
 
 
 class BackgroundTasks:
-    """The background tasks of one owner: keeps a reference to each, logs what it raises and cancels it on close.
+    """The background tasks of one owner: keeps a reference to each, logs its exceptions and cancels it on close.
 
     An exception of an `expected` type is logged as a warning in one line, any other as an error with its traceback.
-    `name` tells in the log whose task it was. Waiting and closing concern only tasks of the running event loop.
+    `name` identifies the owner in the log. `wait` and `close` affect only tasks of the running event loop.
     """
 
     __slots__ = ("_expected", "_name", "_tasks")
@@ -223,12 +224,12 @@ class BackgroundTasks:
         return task
 
     def adopt(self, task: asyncio.Task[Any], then: Callable[[], object] | None = None) -> None:
-        """Take over a task that was started elsewhere, and call `then` once it has ended."""
+        """Adopt a task that was started elsewhere, and call `then` once it has ended."""
         self._tasks.add(task)
         task.add_done_callback(self._on_done if then is None else functools.partial(self._on_done, then=then))
 
     async def wait(self, seconds: float | None = None) -> None:
-        """Wait until no task is left, or for at most `seconds`; nothing is cancelled."""
+        """Wait until all tasks have ended, for at most `seconds`; nothing is cancelled."""
         end = None if seconds is None else asyncio.get_running_loop().time() + seconds
         while tasks := self._tasks_of_loop():
             remaining = None if end is None else end - asyncio.get_running_loop().time()
@@ -249,7 +250,7 @@ class BackgroundTasks:
             await asyncio.wait(tasks, timeout=_CANCEL_AGAIN)
 
     def _tasks_of_loop(self) -> list[asyncio.Task[Any]]:
-        """Return all tasks of this loop but the current one: a task may close its own owner."""
+        """Return all tasks of this loop except the current one, because a task may close its own owner."""
         loop, current = asyncio.get_running_loop(), asyncio.current_task()
         return [task for task in self._tasks if task is not current and task.get_loop() is loop]
 
@@ -360,7 +361,7 @@ class QueuedRequest(Generic[T]):
 
 
 class BatchThread(Generic[T]):
-    """Thread that calls `work` with all waiting requests; it sets the result or error of each, and must not raise."""
+    """Batching thread: `work` gets all waiting requests, sets the result or error of each, and must not raise."""
 
     def __init__(self, name: str, work: Callable[[Sequence[QueuedRequest[T]]], None], *, max_batch: int = 256) -> None:
         self._work = work
@@ -376,7 +377,7 @@ class BatchThread(Generic[T]):
         return await self._submit(request, last=False)
 
     async def close(self, last: T) -> None:
-        """Accept no more requests, finish those that wait, then `last`, and end the thread."""
+        """Accept no more requests, finish the waiting ones, then run `last`, and end the thread."""
         await asyncio.shield(self._submit(last, last=True))
 
     def _submit(self, request: T, *, last: bool) -> asyncio.Future[Any]:
@@ -403,7 +404,7 @@ class BatchThread(Generic[T]):
             del batch
 
     def _take(self) -> tuple[list[QueuedRequest[T]], bool]:
-        """Wait for requests; return those that wait, and whether more may follow. Only the thread itself takes any."""
+        """Wait for requests; return all waiting ones, and whether more may follow. Called on the thread only."""
         batch: list[QueuedRequest[T]] = []
         while (queued := self._waiting.get()) is not None:
             batch.append(queued)

@@ -25,7 +25,7 @@ AlertMetric: TypeAlias = Literal[
     "budget_used",
     "disk_used",
 ]
-"""What an alert rule can watch. Rates and shares are between 0 and 1, times are in seconds."""
+"""Metrics of alert rules. Rates and shares are between 0 and 1, times are in seconds."""
 ALERT_METRICS: tuple[AlertMetric, ...] = get_args(AlertMetric)
 AlertTarget: TypeAlias = Literal["webhook", "telegram"]
 _RULE = re.compile(
@@ -47,14 +47,14 @@ class AlertRule(msgspec.Struct, frozen=True):
     target: AlertTarget | None = None
 
     def applies(self, value: float | None) -> bool:
-        """Return whether the condition holds for a value; it never does for None, which means that there is none."""
+        """Return whether the condition holds for a value; it never holds for None, a missing value."""
         if value is None:
             return False
         return value > self.threshold if self.above else value < self.threshold
 
 
 def parse_alert_rules(texts: Sequence[str]) -> tuple[AlertRule, ...]:
-    """Parse rules such as `error_rate > 10% for 5m to webhook`; ConfigError says what is wrong with one."""
+    """Parse rules such as `error_rate > 10% for 5m to webhook`; raises ConfigError for an invalid rule."""
     return tuple([_parse_rule(text.strip()) for text in texts])
 
 

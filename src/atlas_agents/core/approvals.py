@@ -1,4 +1,4 @@
-"""Approvals and forms: what a person is asked before or during a tool call, and how they can answer."""
+"""Approval requests, forms and answers: the questions to a person before or during a tool call."""
 
 from typing import Any, Literal, TypeAlias
 
@@ -76,8 +76,8 @@ class Form(msgspec.Struct, frozen=True):
     """A form to fill in. `asker` receives the answer; with a `url`, the person is asked to open that address.
 
     Attributes:
-        asker: Who asks and receives the answer, such as the name of an MCP server.
-        message: What is asked for.
+        asker: The party that asks and receives the answer, such as the name of an MCP server.
+        message: The question to the person.
         fields: The fields of the form.
         url: Address that the person is asked to open instead.
     """

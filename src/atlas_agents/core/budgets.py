@@ -1,7 +1,7 @@
 """Budgets: limits on tokens, model requests, tool calls, dollars and seconds of a turn, session, agent, user or tenant.
 
-What a step may use is reserved before it starts and settled when it is known, in one place that all turns share: a
-store, or memory. What is reserved counts as used, so concurrent turns together stay within a limit.
+Each step reserves its maximum before it starts and settles its real usage afterwards, in one place that all turns
+share: a store, or memory. Reservations count as used, so concurrent turns together stay within a limit.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ Scope: TypeAlias = Literal["turn", "session", "agent", "user", "tenant"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 Per: TypeAlias = Literal["day", "month"]
 TENANT = "tenant"
-"""Key of the tenant's budget, which includes what was used before it had a limit."""
+"""Key of the tenant's budget. It includes usage from before the tenant had a limit."""
 _PART = re.compile(r"([a-z_]+)=([0-9][0-9_]*(?:\.[0-9]+)?|[a-z]+)")
 _FACTORS = (1, 1, 1, 100_000_000, 1000)
 """Units of `Amounts` per unit of a limit: microcents per dollar, milliseconds per second."""
@@ -34,13 +34,13 @@ _MICROCENTS = _FACTORS[3]
 DEFAULT_OUTPUT = 32_768
 """Output tokens to reserve for a model whose limit is unknown."""
 MIN_OUTPUT = 64
-"""A model call that could not answer more tokens than this is not made."""
+"""Minimum number of output tokens: a call with a smaller rest of the budget is not made."""
 _ENOUGH_OUTPUT = 2048
 """While other turns hold reservations, a call that would get fewer output tokens waits for them."""
 _SLICE = 60_000
 """Milliseconds that a running turn reserves at a time."""
 _POLL = 0.25
-"""Seconds between two attempts to reserve what another process may have returned."""
+"""Seconds between two attempts to reserve: another process may have returned its reservation."""
 _LEASE = 1800
 """Seconds after which a reservation is void: it was lost in a crash, and the turn was not resumed."""
 
@@ -101,7 +101,7 @@ BudgetLike: TypeAlias = Budget | Mapping[str, Any] | str
 def read_budgets(
     value: BudgetLike | Sequence[BudgetLike] | None, scopes: Sequence[Scope] = SCOPES
 ) -> tuple[Budget, ...]:
-    """Return budgets given in any form; an unknown name, a bad value or another scope is a ConfigError."""
+    """Convert budgets given in any form; raises ConfigError for an unknown name, an invalid value or another scope."""
     if value is None:
         return ()
     given = [value] if isinstance(value, (Budget, Mapping, str)) else value
@@ -169,7 +169,7 @@ def next_period(per: Per | None, now: float) -> float | None:
 
 
 class BudgetCount(NamedTuple):
-    """What counts against a budget: what was used, what other runs have reserved, and what this run has reserved."""
+    """Usage of a budget, reservations of other runs, and reservations of this run."""
 
     used: Amounts = NOTHING
     others: Amounts = NOTHING
@@ -193,7 +193,7 @@ def add_amounts(to: Amounts, more: Amounts, times: int = 1) -> Amounts:
 
 
 def grant(write: store.ReserveBudget, counts: Sequence[BudgetCount]) -> int:
-    """Return how many units fit into all budgets; raise BudgetUnavailable if they are too few."""
+    """Return the number of units that fit into all budgets; raise BudgetUnavailable if it is too low."""
     granted, waits = write.most, None
     for budget, count in zip(write.budgets, counts, strict=True):
         for measure, limit in enumerate(budget.limits):
@@ -219,7 +219,7 @@ def grant(write: store.ReserveBudget, counts: Sequence[BudgetCount]) -> int:
 
 
 class BudgetStore(Protocol):
-    """Where budgets are counted: a store, or memory."""
+    """Port for budget counters: a store, or memory."""
 
     async def commit(self, tenant: str, writes: Sequence[Any]) -> list[Any]: ...
 
@@ -268,7 +268,7 @@ class MemoryBudgets:
 
 
 def inherit_limits(run_id: str, budgets: Sequence[Budget]) -> list[BudgetLimit]:
-    """Return the limits of a turn that also hold for those that it delegates. Its time is not theirs."""
+    """Return the limits of a turn that its delegated turns inherit: all except the time limit."""
     found: tuple[int | None, ...] | None = None
     for budget in budgets:
         if budget.scope == "turn":
@@ -302,14 +302,14 @@ class ModelCall(msgspec.Struct, frozen=True):
 
 
 class Reservation(msgspec.Struct, frozen=True):
-    """What is reserved for a model call. `max_tokens` is the limit of output tokens if it had to be lowered."""
+    """Reservation for a model call. `max_tokens` is the limit of output tokens if it had to be lowered."""
 
     call: ModelCall
     budgets: tuple[BudgetLimit, ...]
     reserved: Amounts
     max_tokens: int | None = None
     outer: "Reservation | None" = None
-    """What is reserved for the same call in the turn whose tool started this turn."""
+    """Reservation for the same call in the outer turn, whose tool started this turn."""
     run_id: str = ""
 
 
@@ -339,15 +339,15 @@ SharedLimits: TypeAlias = tuple[TokenPlan | None, Sequence[BudgetLimit]]
 
 
 class BudgetStatus(msgspec.Struct, frozen=True):
-    """One limit of a budget: what is used and reserved of it, and when it starts again (seconds since 1970).
+    """One limit of a budget: the amounts used and reserved, and when counting starts again (seconds since 1970).
 
     Attributes:
         scope: Whose budget it is: `turn`, `session`, `agent`, `user` or `tenant`.
         subject: The id or name of the turn, session, agent, user or tenant.
         measure: What is limited: `tokens`, `requests`, `tool_calls`, `dollars` or `seconds`.
         limit: The limit.
-        used: What is used of it.
-        reserved: What running requests may still use.
+        used: The amount used so far.
+        reserved: The amount that running requests may still use.
         per: Period after which it starts again; None if never.
         resets_at: When it starts again, in seconds since 1970; None if never.
     """
@@ -391,7 +391,7 @@ class BudgetBook:
     ) -> "TurnBudget":
         """Return the budget of a turn.
 
-        With `commit`, the turn has a journal, and what it settles is committed with the journal's next step.
+        With `commit`, the turn has a journal, and its settlements are committed with the journal's next step.
         """
         return TurnBudget(self, turn, (*self.budgets, *budgets), commit, outer_turn.get())
 
@@ -411,9 +411,9 @@ class BudgetBook:
                 self._inputs[model] = (call.input_tokens, usage.input_tokens)
 
     async def wait(self, refusal: BudgetUnavailable) -> None:
-        """Wait until something was returned to a budget, first come, first served.
+        """Wait until an unused reservation was returned to a budget; first come, first served.
 
-        The first one also looks from time to time what another process has returned.
+        The first waiter also checks periodically whether another process has returned one.
         """
         queue = self._waiters.setdefault((refusal.key, refusal.period), deque())
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -451,7 +451,7 @@ class BudgetBook:
                 self._waiters.pop(each, None)
 
     async def status(self, turn: TurnIdentity, budgets: Sequence[Budget]) -> list[BudgetStatus]:
-        """Return what is used and left of budgets, except of those of a turn."""
+        """Return the used and remaining amounts of budgets, except those of a turn."""
         now, found = self.clock.time(), list[BudgetStatus]()
         for budget in budgets:
             if budget.scope == "turn" or (budget.scope == "session" and not turn.session):
@@ -505,11 +505,11 @@ class TurnBudget:
 
     @property
     def is_shared(self) -> bool:
-        """Whether turns that tools of this turn start count, too."""
+        """Whether turns that are started by tools of this turn count against it as well."""
         return self._outer is not None or any(each.key.startswith("turn/") for each in self.limits())
 
     def switch_agent(self, agent_id: str, before: Sequence[Budget], now: Sequence[Budget]) -> None:
-        """Continue the turn with another agent, whose budgets replace those of the one before, except of the turn."""
+        """Continue the turn with another agent, whose budgets replace the previous agent's. Those of the turn stay."""
         kept = [each for each in self._budgets if each not in before or each.scope == "turn"]
         self._budgets = (*kept, *[each for each in now if each.scope != "turn"])
         self._turn = msgspec.structs.replace(self._turn, agent_id=agent_id)
@@ -522,7 +522,7 @@ class TurnBudget:
             self._limits = ("", ())
 
     def limits(self) -> tuple[BudgetLimit, ...]:
-        """Return the limits that apply today; where several have the same key, the lowest counts."""
+        """Return the limits that apply today; the lowest counts if several have the same key."""
         now = self._book.clock.time()
         today = utc_day(now)
         if self._limits[0] != today:
@@ -553,7 +553,7 @@ class TurnBudget:
     # Model calls
 
     async def reserve(self, call: ModelCall) -> Reservation:
-        """Reserve for a model call: its input, and its output as far as it fits. Raises BudgetExceeded."""
+        """Reserve tokens for a model call: its input, and as much output as fits. Raises BudgetExceeded."""
         if self.exhausted is not None:
             raise self.exhausted
         await self.start_time()
@@ -567,7 +567,7 @@ class TurnBudget:
             raise
 
     async def reserve_within(self, call: ModelCall, run_id: str) -> Reservation:
-        """Reserve for a call of a turn that a tool of this turn started: it counts against the budget of this turn."""
+        """Reserve tokens for an inner turn, which a tool of this turn started: its calls count against this budget."""
         outer = await self._outer.reserve_within(call, run_id) if self._outer is not None else None
         limits = tuple([each for each in self.limits() if each.key.startswith("turn/")])
         return await self._reserve(call, limits, outer, run_id)
@@ -606,10 +606,10 @@ class TurnBudget:
         return math.ceil(max(inputs, default=0) * _MICROCENTS), math.ceil(max(outputs, default=0) * _MICROCENTS)
 
     async def _grant(self, build: Callable[[], store.ReserveBudget], *, waits: bool = True) -> tuple[int, Amounts]:
-        """Reserve, waiting for what other turns have reserved and may return; raises BudgetExceeded.
+        """Reserve an amount; wait if other turns hold reservations that they may return. Raises BudgetExceeded.
 
-        `build` is called for each attempt, because the estimates get better. Returns the number of units, and all that
-        is reserved.
+        `build` is called for each attempt, because estimates improve. Returns the number of units and the whole
+        reservation.
         """
         waited: BudgetUnavailable | None = None
         while True:
@@ -626,7 +626,7 @@ class TurnBudget:
             await self._book.wait(granted)
 
     async def _try(self, write: store.ReserveBudget) -> int | BudgetUnavailable:
-        """Commit what is settled, and reserve if there is enough left."""
+        """Commit pending settlements, and reserve if enough is left."""
         if not write.budgets:
             return write.most
         if write.run_id:
@@ -646,7 +646,7 @@ class TurnBudget:
         return write.most if granted is None else granted
 
     async def settle(self, reservation: Reservation | None, usage: Usage | None) -> None:
-        """Replace a reservation, if there was one, by what the call used; None if nothing was sent.
+        """Replace a reservation, if there was one, by the call's usage; None means that nothing was sent.
 
         With a journal, it is committed with the next step, otherwise at once.
         """
@@ -695,7 +695,7 @@ class TurnBudget:
         self._settled[:0] = settled
 
     def committed(self, settled: Sequence[Settled]) -> None:
-        """Let turns that wait try again, after a commit returned something."""
+        """Let waiting turns try again after a commit that returned reservations."""
         returned = {
             (each.key, each.period): None
             for write in settled
@@ -762,7 +762,7 @@ class TurnBudget:
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None, None]:
-        """Count the time of the turn; when none is left, cancel it and raise BudgetExceeded."""
+        """Count the running time of the turn; cancel it and raise BudgetExceeded when the time is used up."""
         task = cast("asyncio.Task[Any]", asyncio.current_task())
         token = outer_turn.set(self)
         timer = self._timer = _TurnTimer(self, task)
@@ -782,12 +782,12 @@ class TurnBudget:
                 await finish_despite_cancel(self._flush())
 
     async def start_time(self) -> None:
-        """Start to count the time of the turn, when it is about to call a model or a tool for the first time."""
+        """Start the clock of the turn, just before its first call of a model or a tool."""
         if self._timer is not None:
             await self._timer.start()
 
     async def reserve_time(self, *, waits: bool) -> float:
-        """Reserve the next part of the time and return the seconds until it is used up; infinite if none is limited."""
+        """Reserve the next slice of time and return the seconds until it is used up; infinite without a time limit."""
         clocked = tuple([each for each in self.limits() if each.limits[4] is not None])
         if not clocked:
             return math.inf
@@ -804,7 +804,7 @@ class TurnBudget:
         return max(0.0, self._reserved_ms + self._used_ms - elapsed) / 1000
 
     def _settle_time(self, *, final: bool = False) -> list[store.SettleBudget]:
-        """Return the write that counts the time since the last one. `final` returns what is reserved and not used."""
+        """Return the write that counts the time since the last one. `final` also releases the unused reservation."""
         if not self._clocked:
             return []
         elapsed = round((self._book.clock.monotonic() - self._since) * 1000) - self._used_ms

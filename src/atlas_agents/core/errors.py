@@ -88,7 +88,7 @@ _FAILOVER: frozenset[str] = _RETRYABLE | {"auth", "quota", "unavailable", "model
 class AtlasError(Exception):
     """Base class of all exceptions of this package.
 
-    `result` is what `Atlas.run` had produced when it raised this, a `RunResult`; otherwise None.
+    `result` is the partial `RunResult` if `Atlas.run` raised this exception; otherwise None.
     """
 
     result: Any = None
@@ -103,7 +103,7 @@ class BadModelRef(ConfigError):
 
 
 class MissingKey(ConfigError):
-    """A provider was requested whose API key is not set."""
+    """The API key of the requested provider is not set."""
 
 
 class UnknownAgent(ConfigError):
@@ -123,7 +123,8 @@ class ContextCycle(ConfigError):
 
 
 class ProviderError(AtlasError):
-    """A model's response could not be completed. `kind` says why; the two flags say what is worth trying.
+    """A model's response could not be completed. `kind` classifies the error; `retryable` and `failover` suggest a
+    remedy.
 
     `unreachable` is True if no connection was made.
 
@@ -152,7 +153,7 @@ class ProviderError(AtlasError):
         self.code = code
         """The vendor's own name of the error."""
         self.param = param
-        """The field of the request that the vendor complains about."""
+        """The field of the request that the vendor refused."""
         self.unreachable = unreachable
         self.kind: ProviderFault = kind
         self.status = status
@@ -209,16 +210,16 @@ class QuotaExceeded(AtlasError):
 
 
 class BudgetExceeded(QuotaExceeded):
-    """A budget is used up. The message names the budget, its limit, what is used and when it starts again.
+    """A budget is used up. The message names the budget, its limit, the amount used and when it starts again.
 
     `partial` is the text that the turn had produced, and `resets_at` the time in seconds since 1970, None if never.
 
     Args:
-        message: The budget, its limit, what is used and when it starts again.
+        message: The budget, its limit, the amount used and when it starts again.
         scope: Whose budget it is: `turn`, `session`, `agent`, `user` or `tenant`.
         measure: What is limited: `tokens`, `requests`, `tool_calls`, `dollars` or `seconds`.
         limit: The limit; None if it is not known.
-        used: What is used of it; None if it is not known.
+        used: The amount used; None if it is not known.
         resets_at: When the budget starts again, in seconds since 1970; None if never.
     """
 
@@ -290,7 +291,7 @@ class DailyLimitExceeded(StoreError):
 
 
 class BudgetUnavailable(StoreError):
-    """The rest of a budget is too small. `pending` if enough may be left once other runs return what they reserved."""
+    """The rest of a budget is too small. `pending` if enough may be left once other runs return their reservations."""
 
     def __init__(self, key: str, period: str, measure: int, used: int, *, pending: bool) -> None:
         super().__init__(f"the rest of the budget {key} {period}".rstrip() + " is too small")
@@ -464,7 +465,7 @@ def failure_kind(failure: BaseException) -> str:
 
 
 def to_failure(kind: str, message: str) -> AtlasError:
-    """Rebuild an exception from its recorded kind and message."""
+    """Recreate an exception from its recorded kind and message."""
     if kind in get_args(ProviderFault):
         return ProviderError(message, cast(ProviderFault, kind))
     return _BY_NAME.get(kind, AtlasError)(message)

@@ -42,10 +42,10 @@ EventName: TypeAlias = Literal[
 
 
 class FailedAttempt(msgspec.Struct, frozen=True, array_like=True):
-    """A request to a model that failed, and after which it was sent again, to the same model or to another one.
+    """A failed request to a model, which was then sent again to the same model or to another one.
 
-    `kind` is that of the error, or `refusal` if the model refused to answer. `retry_after` are the seconds that the
-    vendor asked to wait.
+    `kind` is the error's kind, or `refusal` if the model refused to answer. `retry_after` is the wait in seconds that
+    the vendor asked for.
     """
 
     model: str
@@ -59,11 +59,11 @@ class FailedAttempt(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Token usage: input tokens, those of them that were read from or written to a cache (and of these, those that it
-    keeps for an hour), and output tokens, including those of reasoning.
+    """Token usage: input tokens (with cache reads and cache writes, also those kept for an hour) and output tokens,
+    which include reasoning tokens.
 
     `estimated` if the vendor sent no figures and they were derived from the text's length. `cost` is in US dollars, and
-    `saved` what the vendor's cache saved; None if the model's price is unknown.
+    `saved` the amount that the vendor's cache saved; both are None if the model's price is unknown.
 
     Attributes:
         input_tokens: Tokens of the request.
@@ -102,7 +102,7 @@ class Usage(msgspec.Struct, frozen=True):
         )
 
     def to_metadata(self) -> dict[str, Any]:
-        """Internal: return the metadata in which a message or a step of a journal records its usage."""
+        """Internal: encode the usage as metadata of a message or of a journal step."""
         counts = {"input": self.input_tokens, "output": self.output_tokens, "cached": self.cached_tokens}
         if self.cache_write_tokens:
             counts["cache_write"] = self.cache_write_tokens
@@ -121,7 +121,7 @@ class Usage(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any]) -> "Usage":
-        """Internal: return the usage that is recorded in metadata; nothing if there is none."""
+        """Internal: decode the usage recorded in metadata; empty usage if there is none."""
         counts: Mapping[str, int] = metadata.get("usage") or {}
         return cls(
             counts.get("input", 0),
@@ -183,7 +183,7 @@ class StreamChunk(msgspec.Struct, frozen=True, gc=False, tag="stream:chunk", tag
 
     Attributes:
         stream_id: Id of the turn.
-        text: The text that is new.
+        text: The new piece of text.
     """
 
     stream_id: str
@@ -196,7 +196,7 @@ class StreamThinking(msgspec.Struct, frozen=True, gc=False, tag="stream:thinking
 
     Attributes:
         stream_id: Id of the turn.
-        text: The text that is new.
+        text: The new piece of text.
     """
 
     stream_id: str
@@ -265,7 +265,7 @@ class ApprovalAnswered(msgspec.Struct, frozen=True, tag="approval:answered", tag
 
 
 class ClientToolsCalled(msgspec.Struct, frozen=True, tag="tool:pending", tag_field="type"):
-    """The turn waits for tools that its client runs. All calls of the reply that wait are in one event.
+    """The turn waits for tools that its client runs. One event lists all waiting calls of the reply.
 
     Attributes:
         stream_id: Id of the turn.
@@ -306,7 +306,7 @@ class HandedOff(msgspec.Struct, frozen=True, tag="run:handoff", tag_field="type"
 
 
 class SessionCompacted(msgspec.Struct, frozen=True, tag="session:compacted", tag_field="type"):
-    """Compaction: a summary replaces older messages in what the model is sent. They stay in the conversation.
+    """Compaction: a summary replaces older messages in requests to the model. They stay in the conversation.
 
     Attributes:
         stream_id: Id of the turn.
@@ -350,7 +350,7 @@ class PlanUpdated(msgspec.Struct, frozen=True, tag="plan:updated", tag_field="ty
 
 
 class StateChanged(msgspec.Struct, frozen=True, tag="state:changed", tag_field="type"):
-    """A tool changed the state that the session shares with its frontend, and the change is stored.
+    """A tool changed the state that the session shares with its frontend; the change is stored.
 
     Attributes:
         stream_id: Id of the turn.
@@ -369,7 +369,7 @@ class ToolProgress(msgspec.Struct, frozen=True, tag="tool:progress", tag_field="
         stream_id: Id of the turn.
         name: Name of the tool.
         call_id: Id of the call.
-        message: What the tool reported.
+        message: The tool's progress message.
     """
 
     stream_id: str
@@ -471,4 +471,4 @@ Event: TypeAlias = (
     | MessageReceived
     | ErrorRaised
 )
-"""Everything that a turn emits; `event.type` tells the classes apart."""
+"""All events of a turn; `event.type` tells the classes apart."""

@@ -16,7 +16,7 @@ _JITTER = 0.25
 def open_session(
     *, connect_timeout: float = 10.0, read_timeout: float | None = None, use_proxies: bool = False, **options: Any
 ) -> "aiohttp.ClientSession":
-    """Open an aiohttp session. It keeps no cookies and does not limit a request as a whole: that is up to its callers.
+    """Open an aiohttp session. It keeps no cookies and sets no total timeout: callers set their own.
 
     `use_proxies` reads proxy settings and .netrc from the environment. Other options are those of aiohttp, which is
     imported only when it is needed, because it takes long to import.

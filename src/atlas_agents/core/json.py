@@ -14,15 +14,15 @@ T = TypeVar("T")
 _encoder = msgspec.json.Encoder()
 _MAX_DEPTH = 64
 LARGE = 64 << 10
-"""Characters from which on a value is checked against the memory that is left."""
+"""Minimum size of a value, in characters, for which the remaining memory is checked."""
 _MEMORY_RESERVE = 48 << 20
-"""Bytes that must be left to encode a large value; or a quarter of `ulimit -v`, because other turns do the same."""
+"""Bytes that must stay free to encode a large value, or a quarter of `ulimit -v`: other turns may encode one too."""
 
 
 def check_memory(size: int) -> None:
     """Raise MemoryError if there is not enough memory to encode a value of so many characters.
 
-    Here it ends only one turn: inside the encoder it would crash the process.
+    Raised here, the error ends only one turn; inside the encoder it would crash the process.
     """
     if size > LARGE:
         try:

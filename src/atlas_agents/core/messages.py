@@ -19,7 +19,7 @@ from atlas_agents.core.json import LARGE, check_memory, encode, parse_object
 from atlas_agents.core.text import clean
 
 _VARIANTS = {digit: "89ab"[int(digit, 16) & 3] for digit in "0123456789abcdef"}
-"""The digit of a UUID that has its variant, by a random digit."""
+"""The variant digit of a UUID, by a random digit."""
 _T = TypeVar("_T")
 Role: TypeAlias = Literal["system", "user", "assistant", "tool"]
 _ROLES: tuple[str, ...] = get_args(Role)
@@ -36,7 +36,7 @@ _MEDIA_TOKENS = 1600
 _MAX_DEPTH = 6
 _MAX_IMAGES = 12
 OUTPUT = "output"
-"""Key in the cache of an answer with its value."""
+"""Cache key of an answer's parsed value."""
 UNTRUSTED = "untrusted"
 """Metadata key of a message with the sources of untrusted content that led to it, as a list."""
 _MEDIA_TYPE_KEYS = ("media_type", "mimeType", "mediaType")
@@ -51,7 +51,7 @@ def new_id() -> str:
 def new_ordered_id() -> str:
     """Return a UUID of version 7 as text: its beginning is the time, the rest is random.
 
-    Rows of the same time are neighbours in an index on it, so that new ones change few pages.
+    Rows created at about the same time are neighbours in an index, so that inserts change few pages.
     """
     digits = ((time.time_ns() // 1_000_000).to_bytes(6) + os.urandom(10)).hex()
     return f"{digits[:8]}-{digits[8:12]}-7{digits[13:16]}-{_VARIANTS[digits[16]]}{digits[17:20]}-{digits[20:]}"
@@ -183,7 +183,7 @@ Part: TypeAlias = Text | ToolCall | ToolResult | Thinking | Image | File | Opaqu
 """A part of a message."""
 _PARTS = frozenset(get_args(Part))
 _WITHOUT_SOURCE = _PARTS - {File, Image}
-"""Parts that are no source of untrusted content in messages other than those of tools."""
+"""Part types that never make a message untrusted, except in tool messages."""
 
 
 def _now() -> int:
@@ -191,7 +191,7 @@ def _now() -> int:
 
 
 class _cached(Generic[_T]):
-    """As `functools.cached_property`, without the lock that it takes in Python 3.11: every turn makes a dozen."""
+    """Like `functools.cached_property`, without its lock of Python 3.11: every turn uses a dozen of them."""
 
     def __init__(self, function: Callable[[Any], _T]) -> None:
         self._function = function
@@ -280,7 +280,7 @@ class Message(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def refusal(self) -> str:
-        """A sentence that says that the model refused and why; empty if it answered, or refused in its own words."""
+        """Notice that the model refused, and why; empty if it answered, or refused in its own words."""
         reason = self.metadata.get("refusal")
         if not self.metadata.get("refused") or (self.text and not reason):
             return ""
@@ -348,7 +348,7 @@ def tool(*results: ToolResult, **metadata: Any) -> Message:
 
 
 MessageLike: TypeAlias = str | Message | Mapping[str, Any]
-"""What is accepted as a message: text of the user, a message, or a dict in the form of chat completions."""
+"""Accepted forms of a message: text of the user, a `Message`, or a dict in the format of chat completions."""
 
 
 class _ChatFunction(msgspec.Struct, frozen=True):
@@ -372,7 +372,7 @@ class _ChatPart(msgspec.Struct, frozen=True):
 
 
 class _ChatMessage(msgspec.Struct, frozen=True):
-    """A message as chat completions have it."""
+    """A message in the format of chat completions."""
 
     role: Role
     content: str | tuple[_ChatPart, ...] | None = None
@@ -381,7 +381,7 @@ class _ChatMessage(msgspec.Struct, frozen=True):
 
 
 def read_messages(values: Iterable[MessageLike]) -> list[Message]:
-    """Convert what is accepted as messages. Consecutive tool results become one message."""
+    """Convert messages from any accepted form. Consecutive tool results become one message."""
     found: list[Message] = []
     for number, value in enumerate(values, start=1):
         message = read_message(value, f"message {number}")
@@ -449,7 +449,7 @@ def _read_call(call: _ChatCall) -> ToolCall:
 
 
 def find_unpaired(messages: Sequence[Message]) -> int | None:
-    """Return the index at which a call has no result in the next message, or a result no call before it, else None."""
+    """Return the index of the first call without a result in the next message, or result without a call; else None."""
     expected_ids: Ids = ()
     for index, message in enumerate(messages):
         call_ids, answered_ids = message.pairing
@@ -460,9 +460,9 @@ def find_unpaired(messages: Sequence[Message]) -> int | None:
 
 
 class ConversationIndex:
-    """What the messages of a conversation contain. Only those that are new since the last update are read.
+    """Index of a conversation's content. Each update reads only the messages that were added since the last one.
 
-    Messages that were read are compared with those in the conversation by identity, which takes no time.
+    Indexed messages are compared with those in the conversation by identity, which is cheap.
     """
 
     __slots__ = (
@@ -561,7 +561,7 @@ class Conversation:
 
     @property
     def index(self) -> ConversationIndex:
-        """Internal: what the messages contain."""
+        """Internal: index of the messages' content."""
         found = self._index
         if found is None:
             found = self._index = ConversationIndex()
@@ -569,7 +569,7 @@ class Conversation:
         return found
 
     def __getstate__(self) -> tuple[None, dict[str, Any]]:
-        """Return what a worker process gets, without the index."""
+        """Return the state for a worker process, without the index."""
         return None, {"id": self.id, "messages": self.messages, "metadata": self.metadata, "_index": None}
 
     def __len__(self) -> int:
@@ -668,7 +668,7 @@ def context_tokens(message: Message) -> int:
 
 
 def total_tokens(messages: Sequence[Message]) -> int:
-    """Return the sum of `context_tokens`; a call for each message of a long conversation would take too much time."""
+    """Return the sum of `context_tokens`; one call per message would be too slow for a long conversation."""
     for message in reversed(messages):
         if hasattr(message, _CONTEXT):
             break
@@ -742,6 +742,6 @@ def _read_image(fields: dict[str, Any]) -> Image | None:
 
 
 TIMING = "timing"
-"""Key in the metadata of a reply: milliseconds until its first chunk (`first`) and until its end (`total`)."""
+"""Metadata key of a reply: milliseconds until its first chunk (`first`) and until its end (`total`)."""
 STEERING_RUN = "steering_run"
-"""Key in the metadata of a message that entered a running turn: the run as which it was accepted."""
+"""Metadata key of a message that steered a running turn: the run under which the message was accepted."""

@@ -67,7 +67,7 @@ class Metadata:
         return dict(self._values)
 
     def rebase(self, *brokers: "Metadata", values: Mapping[str, Any] | None = None) -> None:
-        """Internal: replace the brokers and the local values in place; listeners are notified of what changes."""
+        """Internal: replace the brokers and the local values in place; listeners are notified of the changes."""
         before = [(subscription, subscription.owner.all()) for subscription in self._subscriptions]
         self._brokers, self._values = brokers, dict(values) if values else {}
         for subscription, old in before:

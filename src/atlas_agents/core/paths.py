@@ -62,7 +62,7 @@ _PUBLIC_FILES = (".env.example", ".env.sample", ".env.template", ".env.dist", "c
 SECRETS_FILE = "secrets.json"
 """File in the home folder with stored API keys, the bot token and values of MCP servers."""
 TRUST_FILE = Path("trust", "trust.json")
-"""File in the home folder that records what a person trusts."""
+"""File in the home folder with a person's trust decisions."""
 TRUST_VARIABLE = "ATLAS_TRUSTED_FOLDERS"
 _WORKING_DOTENV = Path(".env")
 """The `.env` of the working directory, which `Environment` reads by default."""
@@ -101,7 +101,7 @@ def resolve_path(given: str | Path, base: Path, environment: SettingLookup) -> P
 
 
 def is_protected(path: PurePath) -> bool:
-    """Return whether a file at this path defines what agents may do, or is executed by other programs."""
+    """Return whether a file at this path defines agents or permissions, or is executed by other programs."""
     return _matches(path, _protected, _protected_folders)
 
 
@@ -112,7 +112,7 @@ def is_secret(path: PurePath) -> bool:
 
 @lru_cache(1 << 16)
 def classify_name(name: str) -> Literal["secret", "protected", ""]:
-    """Return what a file or folder of this name is, wherever it is."""
+    """Classify a file or folder by its name alone."""
     normalized = _normalize_name(name)
     if (normalized in _secret_folders or _secret.match(normalized)) and normalized not in _PUBLIC_FILES:
         return "secret"
@@ -249,7 +249,7 @@ def lock_file(path: Path) -> Generator[None, None, None]:
 
 
 class TrustedFolder(msgspec.Struct, frozen=True):
-    """A folder that a person trusts: the digest of each file that may set something, and the workspace it sets."""
+    """A folder that a person trusts: the digest of each settings file in it, and the workspace it sets."""
 
     files: dict[str, str] = {}
     workspace: str = ""
@@ -265,14 +265,14 @@ class HeldFile(msgspec.Struct, frozen=True):
 
 
 class TrustRecords(msgspec.Struct, frozen=True):
-    """What a person agreed to: trusted folders and held files, by absolute path."""
+    """Trust decisions of a person: trusted folders and held files, by absolute path."""
 
     folders: dict[str, TrustedFolder] = {}
     held: dict[str, HeldFile] = {}
     agreed: dict[str, str] = {}
-    """Digests of changes that a person agreed to, which count at once, even while a tool call is running."""
+    """Digests of changes that a person agreed to. They take effect at once, even while a tool call is running."""
     declined: dict[str, str] = {}
-    """Folders that a person does not trust, with a digest of what they set."""
+    """Folders that a person does not trust, with a digest of their settings."""
 
 
 def read_trust(home: Path) -> TrustRecords:
@@ -293,7 +293,7 @@ def digest(content: bytes) -> str:
 def is_harmless(name: str, value: str) -> bool:
     """Return whether a folder may set a variable before it is trusted: API keys, the model, the port and logging.
 
-    A local model that is named by its path is not harmless: loading a crafted file could run code.
+    A path to a local model is not harmless: loading a crafted model file could run code.
     """
     if name == "ATLAS_MODEL":
         provider, _, model = value.strip().partition("/")

@@ -1,4 +1,4 @@
-"""Plugins: loads what installed packages offer through entry points, isolated from their failures.
+"""Plugins: loads the entry points of installed packages, and isolates failures.
 
 A plugin that fails to load, or takes too long, is disabled with a reason; everything else continues without it.
 """
@@ -78,13 +78,13 @@ class Plugins:
 
     @cached_property
     def _installed(self) -> Any:
-        """Entry points of all packages, for every kind: to find them, the metadata of each package is read."""
+        """Entry points of all packages, by kind. Cached, because finding them reads the metadata of every package."""
         from importlib.metadata import entry_points  # takes long to import, and few programs load plugins
 
         return entry_points()
 
     def _load(self, entry: "EntryPoint", register: Callable[[str, Any], None]) -> str:
-        """Load a plugin and hand it on; return the reason if that failed."""
+        """Load a plugin and pass it to `register`; return the reason if that failed."""
         if reason := _held(entry):
             logger.warning("plugin disabled: name=%r reason=%s", entry.name, reason)
             return reason
@@ -102,7 +102,7 @@ class Plugins:
 
 
 def _held(entry: "EntryPoint") -> str:
-    """Return why a plugin may not be loaded: an agent changed its code, and no person agreed to that."""
+    """Return the reason why a plugin may not be loaded: an agent changed its code, and no person agreed to that."""
     if entry.dist is None:
         return ""
     from atlas_agents.core.trust import Trust
@@ -145,10 +145,10 @@ def _as_exception(error: BaseException) -> Exception:
 
 
 def import_target(target: str, folder: Path | None = None) -> Any:
-    """Import what `package.module:name` or `path/to/file.py:name` refers to; the name may have several parts.
+    """Import the object that `package.module:name` or `path/to/file.py:name` refers to; the name may contain dots.
 
-    Nothing is imported from the current folder, unless the file is named. `folder` is searched after everything that
-    is installed, and so is the folder of a file.
+    Nothing is imported from the current folder unless the file is named. `folder`, or the folder of a named file, is
+    searched after all installed packages.
     """
     return find_attribute(*import_module_of(target, folder))
 
@@ -168,7 +168,7 @@ def import_module_of(target: str, folder: Path | None = None) -> tuple[ModuleTyp
 
 
 def find_attribute(module: ModuleType, name: str) -> Any:
-    """Return what a module has under a name, whose parts are separated by dots."""
+    """Return the attribute of a module with this dotted name."""
     found: Any = module
     for part in name.split("."):
         if not hasattr(found, part):
@@ -179,7 +179,7 @@ def find_attribute(module: ModuleType, name: str) -> Any:
 
 @contextmanager
 def _without_current_folder(folder: Path | None) -> Generator[None]:
-    """Leave out the current folder from the import path, and search another one last. Folders of files stay in it."""
+    """Remove the current folder from the import path, and append another one. Folders of named files stay in it."""
     before, here = list(sys.path), os.path.realpath(Path.cwd())
     sys.path[:] = [each for each in before if each and os.path.realpath(each) != here]
     last = str(folder.resolve()) if folder is not None else None

@@ -47,7 +47,7 @@ RecordKind: TypeAlias = Literal[
 DocumentKind: TypeAlias = Literal["knowledge", "memory"]
 Prunable: TypeAlias = Literal["events", "journal", "counters"]
 UNREADABLE = "unreadable"
-"""Key in the metadata of the note that replaces a message which cannot be decoded."""
+"""Metadata key of the note that replaces a message that cannot be decoded."""
 _ROLE = re.compile(rb'"role": ?"(user|assistant)"')
 
 
@@ -132,13 +132,13 @@ class RunRow(msgspec.Struct, frozen=True):
     ended_at: int | None = None
     tenant: str = "default"
     fingerprint: str = ""
-    """Hash of the request. A repeated idempotency key must come with the same one."""
+    """Hash of the request. A repeated idempotency key must come with the same hash."""
     events: int = 0
     """Highest event number reserved so far. Numbers are reserved before they are used."""
     urgency: int = 1
     """Index into `PRIORITIES`. Of the runs that wait for a worker, the most urgent starts first."""
     stop: bool = False
-    """Cancellation was requested. The owner, current or next, ends the run."""
+    """Cancellation was requested. The current or next owner ends the run."""
 
 
 class JournalRow(msgspec.Struct, frozen=True):
@@ -228,7 +228,7 @@ class UsageRow(msgspec.Struct, frozen=True):
     cache_write_tokens: int = 0
     reasoning_tokens: int = 0
     saved_microcents: int = 0
-    """What the vendors' caches saved; negative if writing to them cost more."""
+    """Savings by the vendors' caches; negative if writing to them cost more."""
 
 
 UsageKey: TypeAlias = Literal["agent_id", "model", "session", "day"]
@@ -237,13 +237,13 @@ Amounts: TypeAlias = tuple[int, int, int, int, int]
 NOTHING: Amounts = (0, 0, 0, 0, 0)
 Measure: TypeAlias = Literal["tokens", "requests", "tool_calls", "dollars", "seconds"]
 MEASURES: tuple[Measure, ...] = get_args(Measure)
-"""What a budget limits, in the order of `Amounts`."""
+"""Names of the measures that a budget limits, in the order of `Amounts`."""
 
 
 class BudgetRow(msgspec.Struct, frozen=True):
-    """What counts against a budget in a period: what was used if `run_id` is empty, else what a run has reserved.
+    """Amounts that count against a budget in a period: usage if `run_id` is empty, else the reservation of a run.
 
-    A reservation no longer counts after `expires_at`: it was lost in a crash, and its run was not resumed.
+    A reservation stops counting at `expires_at`: then it was lost in a crash, and its run was not resumed.
     """
 
     key: str
@@ -461,7 +461,7 @@ class SessionMatches(msgspec.Struct, frozen=True):
 class AuditFilter(msgspec.Struct, frozen=True):
     """Conditions for audit rows, combined with AND. `since` is included and `until` is not, in milliseconds since 1970.
 
-    `user` finds what a person did, asked for, allowed or denied.
+    `user` matches a person's actions, requests and decisions.
     """
 
     agent_id: str | None = None
@@ -491,7 +491,7 @@ class ToolDay(msgspec.Struct, frozen=True):
 
 
 class Pruned(msgspec.Struct, frozen=True):
-    """What pruning removed: the number of runs that have no such rows left, the rows, and their size in bytes."""
+    """Result of pruning: the number of runs that have no such rows left, the deleted rows, and their size in bytes."""
 
     runs: int = 0
     rows: int = 0
@@ -528,7 +528,7 @@ class SetSessionMetadata(msgspec.Struct, frozen=True, tag=True):
 class NameSession(msgspec.Struct, frozen=True, tag=True):
     """Name a session that has no name, or the one that this name `replaces`.
 
-    Its result is the session, or None if it is gone or has another name.
+    The result is the session, or None if it was deleted or has another name.
     """
 
     key: str
@@ -664,7 +664,7 @@ class Release(msgspec.Struct, frozen=True, tag=True):
 
 
 class ReserveBudget(msgspec.Struct, frozen=True, tag=True):
-    """Reserve for a run what its next step may use: `base`, and `unit` as often as possible, up to `most` times.
+    """Reserve the maximum usage of a run's next step: `base`, and `unit` as often as possible, up to `most` times.
 
     The result is that number. `BudgetUnavailable` if it would be less than `least`, or less than `enough` while other
     runs hold reservations. Without a run, the amount counts as used at once. A reservation expires after `lease`
@@ -682,7 +682,7 @@ class ReserveBudget(msgspec.Struct, frozen=True, tag=True):
 
 
 class SettleBudget(msgspec.Struct, frozen=True, tag=True):
-    """Return what a run had reserved for a step, and count what the step used. No result."""
+    """Release a run's reservation for a step, and count the usage of the step. No result."""
 
     run_id: str
     budgets: tuple[BudgetLimit, ...]
@@ -691,16 +691,16 @@ class SettleBudget(msgspec.Struct, frozen=True, tag=True):
 
 
 class ReleaseBudgets(msgspec.Struct, frozen=True, tag=True):
-    """Return everything that a run has reserved. If it has ended, the counts of its own budget are deleted, unless it
-    delegated jobs, which count, too. No result."""
+    """Release all reservations of a run. If it has ended, the counts of its own budget are deleted, unless it delegated
+    jobs, which count as well. No result."""
 
     run_id: str
     ended: bool = False
 
 
 class RecountBudget(msgspec.Struct, frozen=True, tag=True):
-    """Count the tokens and the cost of the usage sums against the tenant's budget, where they are more than it has
-    counted: it does not count while it has no limit. No result."""
+    """Raise the counts of the tenant's budget to the tokens and the cost of the usage sums, because the budget does not
+    count while it has no limit. No result."""
 
     period: str
 
@@ -899,10 +899,10 @@ Write: TypeAlias = (
 
 
 class Store(Protocol):
-    """Persistence port. SQLite, Postgres and the in-memory store behave alike behind it."""
+    """Persistence port. SQLite, Postgres and the in-memory store implement it with the same behaviour."""
 
     async def open(self) -> None:
-        """Connect and migrate the schema. Raises `StoreError` if that fails."""
+        """Connect, and migrate the schema. Raises `StoreError` if either fails."""
         ...
 
     async def close(self) -> None:
@@ -943,7 +943,7 @@ class Store(Protocol):
         ...
 
     async def session_totals(self, tenant: str, prefix: str) -> SessionTotals:
-        """Return how much the sessions contain whose keys start with `prefix`."""
+        """Return the totals of the sessions whose keys start with `prefix`."""
         ...
 
     async def messages(
@@ -968,11 +968,11 @@ class Store(Protocol):
         ...
 
     async def runs(self, tenant: str, session: str, *, open_only: bool = False) -> list[RunRow]:
-        """Return the runs of a session, in the order of acceptance; those that have ended without their requests."""
+        """Return the runs of a session, in the order of acceptance. Ended runs come without their requests."""
         ...
 
     async def failed_runs(self, tenant: str, session: str, first: int, last: int) -> list[RunRow]:
-        """Return the runs that failed or were cancelled and have messages with these numbers, without their requests.
+        """Return the failed and cancelled runs that have messages with these numbers, without their requests.
 
         They are in the order of acceptance. Runs of other messages are not read.
         """
@@ -989,8 +989,8 @@ class Store(Protocol):
     async def orphaned_runs(self) -> list[RunRow]:
         """Return every open run of every tenant, for recovery at start; they may be resumed.
 
-        Where several processes can open the database but none can tell whose run is whose (SQLite), this raises
-        `StoreInUse` while another process runs turns.
+        On SQLite, several processes can open the database, but none can tell which of them owns a run. There, this
+        raises `StoreInUse` while another process runs turns.
         """
         ...
 
@@ -1007,8 +1007,8 @@ class Store(Protocol):
     async def find_audit(
         self, tenant: str, where: AuditFilter, *, before: int | None = None, limit: int = 100
     ) -> AuditMatches:
-        """Return the latest audit rows that match, with numbers less than `before`. If few rows match, there may be
-        fewer than `limit` although there are more: continue with the `before` of the result."""
+        """Return the latest audit rows that match, with numbers less than `before`. A page can have fewer than `limit`
+        rows although more match: continue with the `before` of the result."""
         ...
 
     async def tool_days(
@@ -1037,7 +1037,7 @@ class Store(Protocol):
         ...
 
     async def call_count(self, tenant: str, agent_id: str, day: str) -> int:
-        """Return how many tool calls an agent made on a day."""
+        """Return the number of tool calls of an agent on a day."""
         ...
 
     async def usage(self, tenant: str, *, since: str = "", until: str = "9999") -> list[UsageRow]:
@@ -1058,9 +1058,9 @@ class Store(Protocol):
     ) -> list[UsageRow]:
         """Return the sums of the days from `since` up to `until`, exclusive, by one key and, if wanted, by day.
 
-        Fields that are not summed by are empty. `owner` is the beginning of the keys of a user's sessions, such as
-        `@ann/`. With `session`, only what this session used. Of sessions, and of the days of one session, those with
-        the most tokens are first; `limit` is the most rows.
+        Fields that are not part of the grouping are empty. `owner` is the beginning of the keys of a user's sessions,
+        such as `@ann/`. With `session`, only the usage of this session is summed. Sessions, and the days of one
+        session, are sorted by tokens, most first; `limit` is the maximum number of rows.
         """
         ...
 
@@ -1136,7 +1136,7 @@ class Store(Protocol):
         ...
 
     async def budget_rows(self, tenant: str, key: str, period: str) -> list[BudgetRow]:
-        """Return what counts against a budget in a period."""
+        """Return the rows that count against a budget in a period."""
         ...
 
     async def storage_bytes(self, tenant: str) -> int:
@@ -1144,7 +1144,7 @@ class Store(Protocol):
         ...
 
     async def prunable(self, tenant: str, what: Prunable, before: int) -> Pruned:
-        """Return how much repeated `Prune` writes would delete."""
+        """Return the amount of data that repeated `Prune` writes would delete."""
         ...
 
     async def tenants(self) -> list[str]:

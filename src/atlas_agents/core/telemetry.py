@@ -1,9 +1,9 @@
-"""Telemetry of turns: trace context, OpenTelemetry spans and metrics, and the names that they have.
+"""Telemetry of turns: trace context, and OpenTelemetry spans and metrics with their names.
 
-The names are those of the OpenTelemetry GenAI semantic conventions (repository semantic-conventions-genai, schema
-1.42.0-dev); what they do not define begins with `atlas.`. The spans of a turn, its rounds and a job have ids that
-derive from the ids of the run and the job: a process that resumes a run continues the spans of the process that
-crashed. Without `OpenTelemetry`, nothing is recorded, and the traceparent of a caller is only passed on.
+Names follow the OpenTelemetry GenAI semantic conventions (repository semantic-conventions-genai, schema 1.42.0-dev);
+our additions begin with `atlas.`. The spans of a turn, its rounds and a job have ids that derive from the ids of the
+run and the job: a process that resumes a run continues the spans of the process that crashed. Without `OpenTelemetry`,
+nothing is recorded, and the traceparent of a caller is only passed on.
 """
 
 import asyncio
@@ -90,13 +90,13 @@ _SECONDS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 2
 _TOKENS = tuple(4**power for power in range(14))
 _MAX_KNOWN = 1000
 MAX_CONTENT = 20_000
-"""Most characters of a text that is captured."""
+"""Maximum number of captured characters of a text."""
 Attributes: TypeAlias = dict[str, Any]
 SpanKind: TypeAlias = Literal["INTERNAL", "CLIENT", "CONSUMER"]
 Redact: TypeAlias = Callable[[Any, int, Iterable[str]], str]
 """Returns data as a text of at most this many characters, without secrets and without these texts."""
 FindSecrets: TypeAlias = Callable[[Any], list[str]]
-"""Returns the secrets that plain data has by the names of its fields."""
+"""Returns the secrets in plain data, found by field name."""
 
 _wanted_ids: "ContextVar[tuple[int, int] | None]" = ContextVar("atlas_span_ids", default=None)
 
@@ -129,7 +129,7 @@ def read_tracestate(text: object) -> str:
 
 
 def split_trace_context(context: str) -> dict[str, str]:
-    """Return the fields that pass a trace context on, `traceparent` and `tracestate`, as far as it has them."""
+    """Return the header fields of a trace context: `traceparent` and, if present, `tracestate`."""
     traceparent, _, tracestate = context.partition(" ")
     found = {"traceparent": traceparent, "tracestate": tracestate}
     return {name: value for name, value in found.items() if value}
@@ -194,7 +194,7 @@ def _describe_part(part: Any) -> Attributes:
 
 
 class ModelMeasurement(msgspec.Struct, frozen=True):
-    """What one model call took; `first_chunk` is None if nothing arrived, `error` is empty if it succeeded."""
+    """Duration and outcome of one model call; `first_chunk` is None if nothing arrived, `error` is empty on success."""
 
     model: str
     """Reference of the requested model: `openai/gpt-5.6`."""
@@ -206,7 +206,7 @@ class ModelMeasurement(msgspec.Struct, frozen=True):
 
 
 class ToolMeasurement(msgspec.Struct, frozen=True):
-    """How one tool call ended; `status` is `ok`, `error` or `unknown`, and `error` the kind of the error."""
+    """Outcome of one tool call; `status` is `ok`, `error` or `unknown`, and `error` is the kind of the error."""
 
     tool: str
     agent: str
@@ -216,7 +216,7 @@ class ToolMeasurement(msgspec.Struct, frozen=True):
 
 
 class TurnMeasurement(msgspec.Struct, frozen=True):
-    """How one turn ended. `queued` are the seconds from its acceptance to its start."""
+    """Outcome of one turn. `queued` is the number of seconds from its acceptance to its start."""
 
     agent: str
     status: str
@@ -235,7 +235,7 @@ class Recorder(Protocol):
 
 
 class Span:
-    """A span that does nothing, for turns without telemetry; `OtelSpan` is one that is recorded.
+    """No-op span, for turns without telemetry; `OtelSpan` is recorded.
 
     As a context manager it is the current span of the block, and ends with it. `discard` drops it: another process
     continues the same span.
@@ -265,7 +265,7 @@ class Span:
         """Drop the span."""
 
     def start(self, name: str, attributes: Attributes, kind: SpanKind = "INTERNAL") -> "Span":
-        """Start a span below this one."""
+        """Start a child span."""
         return NO_SPAN
 
     def activate(self) -> Any:
@@ -284,7 +284,7 @@ _current: ContextVar[Span] = ContextVar("atlas_span", default=NO_SPAN)
 
 
 def current_span() -> Span:
-    """Return the innermost span of this task. If nothing is recorded, it only has the traceparent of the caller."""
+    """Return the innermost span of this task. Without telemetry, it only has the traceparent of the caller."""
     return _current.get()
 
 
@@ -295,7 +295,7 @@ def trace_fields() -> dict[str, str]:
 
 
 class CallerSpan(Span):
-    """The span of a caller, which is only passed on."""
+    """Remote span of the caller, which is only propagated."""
 
     __slots__ = ("_traceparent",)
 
@@ -322,7 +322,7 @@ class OtelSpan(Span):
         self._token: Any = None
         self._ended = False
         self.recording = span.is_recording()
-        """False for a span that the sampler left out: nothing below it is recorded either."""
+        """False if the sampler dropped the span: its children are not recorded either."""
         self._traceparent = ""
 
     @property
@@ -400,7 +400,7 @@ class _SpanIds:
 
 
 def _derive_ids(tracer: Any) -> None:
-    """Have the tracer of the SDK use derived ids. Without them, a resumed turn has a second span in the same trace."""
+    """Make the SDK's tracer use derived ids. Without them, a resumed turn would get a second span in the same trace."""
     generator = getattr(tracer, "id_generator", None)
     if generator is not None and not isinstance(generator, _SpanIds):
         tracer.id_generator = _SpanIds(generator)
@@ -562,7 +562,7 @@ class OtelMetrics:
 
 
 class Telemetry:
-    """Where the turns of an Atlas report what they do; it does nothing until it has OpenTelemetry or a recorder."""
+    """Telemetry of an Atlas, to which its turns report. It does nothing until it has OpenTelemetry or a recorder."""
 
     def __init__(
         self,
@@ -626,7 +626,7 @@ class Telemetry:
 
 
 def job_traceparent(job_id: str, given: str) -> str:
-    """Return the trace context of the span of a job, which its turns are below."""
+    """Return the trace context of a job's span, the parent of the spans of its turns."""
     trace = given[3:35] if given else f"{_derive(16, 'job', job_id):032x}"
     flags = given[53:55] if given else "01"
     return f"00-{trace}-{_derive(8, 'job', job_id):016x}-{flags}{given[55:]}"
@@ -635,8 +635,8 @@ def job_traceparent(job_id: str, given: str) -> str:
 class TurnTrace:
     """The spans of one turn. As a context manager it is the span of the turn, below the caller's.
 
-    A round lasts from a model call to the next one. The round of a reply that an earlier process received has no span
-    here, unless a tool call runs in it again.
+    A round lasts from one model call to the next. If an earlier process received the reply of a round, this process
+    records a span for the round only if a tool call runs in it again.
     """
 
     __slots__ = (
@@ -734,7 +734,7 @@ class TurnTrace:
         )
 
     def start(self, name: str, attributes: Attributes, *, kind: SpanKind = "INTERNAL", at: float | None = None) -> Span:
-        """Start a span below the current one, or else in the current round."""
+        """Start a child of the current span, or of the current round if there is none."""
         if not self.span.recording:
             return NO_SPAN
         current = _current.get()
@@ -795,7 +795,7 @@ class ModelCallTrace:
         }
 
     def mark_first(self) -> bool:
-        """Note that the first chunk has arrived, and return False: no one waits for it any more."""
+        """Note that the first chunk has arrived. Returns False, because no later chunk is the first."""
         self.first = self._clock.monotonic() - self._began
         return False
 

@@ -22,10 +22,10 @@ class Plan(msgspec.Struct, frozen=True):
 
     Attributes:
         name: Name of the plan.
-        tokens: Most tokens per month.
-        agents: Most agents.
-        storage: Most bytes.
-        seats: Most users.
+        tokens: Maximum number of tokens per month.
+        agents: Maximum number of agents.
+        storage: Maximum storage in bytes.
+        seats: Maximum number of users.
     """
 
     name: str
@@ -69,7 +69,7 @@ class PlanUsage(msgspec.Struct, frozen=True):
 
 UNLIMITED = Plan("unlimited")
 OWNER = User("owner", "owner")
-"""The holder of the main token of the gateway: always a user, who takes a seat like the others."""
+"""Name of the owner, who holds the main token of the gateway. The owner is always a user and takes a seat."""
 
 
 def check_plan_name(name: str) -> None:
@@ -161,7 +161,7 @@ class Tenancy:
         return self._plan[1]
 
     async def used(self) -> PlanUsage:
-        """Return how much of the plan is used: tokens of this month, bytes, users."""
+        """Return the usage of the plan: tokens of this month, bytes and users."""
         month = self._month
         summed = await self._store.tokens(self.tenant, f"{month}-01", f"{month}-99")
         tokens = max(summed, await self._counted_tokens() or 0)
@@ -217,8 +217,8 @@ class Delegation(msgspec.Struct, frozen=True):
 
     Args:
         depth: How many agents in a row may delegate to another one.
-        jobs: Most jobs that follow from one message of a user.
-        at_once: Most jobs that run at once.
+        jobs: Maximum number of jobs that follow from one message of a user.
+        at_once: Maximum number of concurrent jobs.
         retry_delays: Seconds to wait before each retry of a job.
     """
 
@@ -245,7 +245,7 @@ class AgentInfo(msgspec.Struct, frozen=True):
 
 
 class TeamServices:
-    """Services for tools that work with the team: its agents, users, store and delegation limits."""
+    """Services for the team tools: agents, users, store and delegation limits."""
 
     def __init__(
         self,

@@ -29,7 +29,7 @@ _INVISIBLE_PRINTABLE = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u18
 _MAX_KNOWN = 10
 _MIN_SECRET, _MIN_SECRET_BITS = 5, 11
 _MIN_WORDS, _MIN_NUMBER, _MIN_WORD = 8, 10, 12
-"""The shortest secrets without digits, of digits only and of letters only; shorter ones may be words or numbers."""
+"""Minimum lengths of secrets without digits, of digits only and of letters only; shorter ones may be words."""
 _ALLOWED = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _OTHER = re.compile(r"[^A-Za-z0-9_-]")
 
@@ -46,11 +46,11 @@ def clean(text: str) -> str:
 
 
 class SurrogateJoiner:
-    """Cleans streamed text; half a surrogate pair at the end of a piece waits for the next one."""
+    """Cleaner for streamed text: half a surrogate pair at the end of a piece is held until the next piece."""
 
     def __init__(self) -> None:
         self.pending = ""
-        """The half that waits; empty if there is none."""
+        """The held half; empty if there is none."""
 
     def add(self, piece: str) -> str:
         """Add a piece and return the text that became displayable."""
@@ -62,7 +62,7 @@ class SurrogateJoiner:
         return clean(text)
 
     def flush(self) -> str:
-        """Return what is still pending once the stream has ended."""
+        """Return the pending text once the stream has ended."""
         pending, self.pending = self.pending, ""
         return clean(pending)
 
@@ -124,7 +124,7 @@ def one_line(text: str, limit: int) -> str:
 
 
 def list_known(kind: str, names: Iterable[str]) -> str:
-    """Say which things of a kind exist, for the error about one that does not: `agents: ana, bob`."""
+    """List the known items of a kind for a not-found error: `agents: ana, bob`."""
     known = [one_line(name, 100) for name in names]
     more = f" and {len(known) - _MAX_KNOWN} more" if len(known) > _MAX_KNOWN else ""
     return f"{kind}: {', '.join(known[:_MAX_KNOWN])}{more}" if known else f"there are no {kind}"
@@ -164,7 +164,7 @@ def escape_invisible(value: Any) -> str:
 
 
 def escape_text(text: str) -> str:
-    """Escape everything in a text that is not visible as itself, except tabs and line ends."""
+    """Escape invisible characters in a text, except tabs and line ends."""
     return "".join(char if char in "\n\t" else _escape_char(char) for char in text)
 
 

@@ -1,4 +1,4 @@
-"""Folder trust: which files a person agreed to, by path and digest, and which version of a file is in use.
+"""Folder trust: the file versions that a person agreed to, by path and digest, and the version in use of each file.
 
 A folder that is not trusted cannot change settings. If an agent changes a prompt, skill, policy or server file, the
 agreed version stays in use until a person agrees to the difference. Records are private files in the home folder.
@@ -33,7 +33,7 @@ _MAX_DIFF_LINES = 400
 
 
 class Baseline(msgspec.Struct, frozen=True):
-    """The files as they were before a tool call started: what changes meanwhile counts as the agent's work."""
+    """State of the files before a tool call. Changes during the call count as made by the agent."""
 
     files: dict[str, str]
     folders: tuple[str, ...]
@@ -171,7 +171,7 @@ class Trust:
         return [path for path, agreed in code if (content := _read(path)) is not None and digest(content) != agreed]
 
     def agree(self, path: Path, content: bytes | None) -> None:
-        """Agree to this content of a file, None to its removal. If the file has changed since, that change waits."""
+        """Agree to this content of a file, or with None to its removal. A later change of the file stays pending."""
         key, is_present = trust_key(path), os.path.isdir(path) or _read(path) == content
         agreed = digest(content) if content is not None else ""
         if content is not None:
@@ -187,13 +187,13 @@ class Trust:
                 records.folders[folder] = msgspec.structs.replace(entry, files=files)
 
     def agree_to_edit(self, path: Path, content: bytes) -> None:
-        """Agree to what a person just wrote through Atlas: it counts at once, even while a tool call is running."""
+        """Agree to an edit that a person made through Atlas. It takes effect at once, even during a tool call."""
         self.agree(path, content)
         with self._edit() as records:
             records.agreed[trust_key(path)] = digest(content)
 
     def waiting(self, workspace: Path) -> frozenset[str]:
-        """Return the files of a workspace that differ from what a person agreed to."""
+        """Return the files of a workspace that differ from the agreed versions."""
         records = self.records()
         known = {*map(trust_key, workspace_files(workspace)), *_files_below(records, os.path.realpath(workspace))}
         found: set[str] = set()
@@ -248,7 +248,7 @@ class Trust:
         return baseline
 
     def end(self, files: Iterable[Path]) -> list[Path]:
-        """Hold what changed since `begin` until a person agrees to it, and return it. `files` may name new files."""
+        """Hold the changes since `begin` until a person agrees to them, and return them. `files` may name new files."""
         with self._lock:
             self._running -= 1
             baseline, marker = self._baseline, self._marker
@@ -262,7 +262,7 @@ class Trust:
             return changed
 
     def recover(self) -> None:
-        """Hold what changed during tool calls of processes that were killed."""
+        """Hold changes that were made during the tool calls of killed processes."""
         for marker in self._markers():
             with suppress(OSError), marker.open("rb") as file:
                 try:
@@ -298,7 +298,7 @@ class Trust:
         return [Path(path) for path in changed]
 
     def _forget_agreed(self, found: Mapping[str, str]) -> None:
-        """Forget agreed changes that were edited since: only the present content counts from now on."""
+        """Forget agreed changes that were edited since: from now on, only the current content counts."""
         if any(path in found and found[path] != agreed for path, agreed in self.records().agreed.items()):
             with self._edit() as records:
                 for path in [path for path, agreed in records.agreed.items() if found.get(path, agreed) != agreed]:
@@ -359,7 +359,7 @@ class Trust:
 
     @contextmanager
     def _edit(self) -> Generator[TrustRecords]:
-        """Change the records; a second process that does the same waits."""
+        """Change the trust records under a file lock; concurrent processes wait."""
         paths.make_private_folder(self.home)
         paths.make_private_folder(self.folder)
         with paths.lock_file(self.home / paths.TRUST_FILE):

@@ -26,7 +26,7 @@ from atlas_agents.tools.tool import Tool
 
 _MAX_BYTES = 16 * 1024 * 1024
 _MAX_NODES = 1_000_000
-"""Values of a YAML file after its aliases are expanded."""
+"""Maximum number of values of a YAML file after its aliases are expanded."""
 _TYPES = ("string", "number", "integer", "boolean", "array", "object")
 
 
@@ -36,10 +36,10 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     Args:
         id: Name that is unique in the suite.
         input: The message of the user, or a conversation that ends with one.
-        expect: What each scorer expects, by the name of the scorer.
+        expect: Expectations by the name of the scorer.
         tags: Names of groups that the case belongs to.
         agents: Ids of the agents that run it; all agents of the suite if empty.
-        max_rounds: Most model calls of the turn. A turn that ends there is scored, not an error.
+        max_rounds: Maximum number of model calls of the turn. A turn that ends there is scored, not an error.
         reference: An answer that is known to be good, for graders and your own functions.
     """
 
@@ -61,7 +61,7 @@ class Suite:
         agents: The agents that run each case.
         models: References of the models that each agent uses in turn; the agent's own model if empty.
         grader: Reference of the model that grades rubrics.
-        source: Where the suite comes from, for error messages.
+        source: Origin of the suite, for error messages.
         load: Imports `module:function` for the scorer `function`; by default every module that can be imported. A YAML
             file refuses it unless `code` is given.
         lines: Line of each case in its file.
@@ -125,7 +125,7 @@ class Suite:
             yield
 
     def check_agents(self, agents: Sequence[Agent]) -> None:
-        """Raise ConfigError for a case that names an agent which is not among these."""
+        """Raise ConfigError if a case names an agent that is not among these."""
         known = [agent.id for agent in agents]
         for at, case in enumerate(self.cases):
             for id in case.agents:
@@ -326,7 +326,7 @@ def _case_lines(node: Any) -> list[int]:
 
 
 def _check_nodes(path: Path, root: Any) -> None:
-    """Refuse duplicate keys, which would be lost, and aliases that expand to more than fits into memory."""
+    """Raise ConfigError for duplicate keys, which would be lost, and for aliases that expand beyond the limit."""
     sizes: dict[int, int] = {}
 
     def measure(node: Any, above: frozenset[int]) -> int:
@@ -367,8 +367,8 @@ async def case_from_run(
 ) -> dict[str, Any]:
     """Return a case of a stored run: its conversation, the tool calls it made, and its answer.
 
-    It has neither these secrets, nor those of the environment, nor what looks like one. A value that is a secret by its
-    name, such as a password in the arguments of a call, is removed wherever it occurs.
+    These secrets, those of the environment, and values that look like secrets are removed. A value that is a secret by
+    its name, such as a password in the arguments of a call, is removed wherever it occurs.
     """
     row = await store.run(tenant, run_id)
     if row is None:
@@ -409,7 +409,7 @@ def _until_user(messages: Sequence[Message]) -> Sequence[Message]:
 
 
 def add_case(path: Path, case: Mapping[str, Any]) -> None:
-    """Append a case to a YAML file, or create it. What the file contains stays as it is."""
+    """Append a case to a YAML file, or create the file. Existing content is kept as it is."""
     yaml = _import_yaml(path)
     item = yaml.safe_dump([msgspec.to_builtins(case)], sort_keys=False, allow_unicode=True, width=120)
     entry = "".join(f"  {line}\n" for line in item.splitlines())
@@ -434,7 +434,7 @@ def add_case(path: Path, case: Mapping[str, Any]) -> None:
 
 
 def _write_text(path: Path, text: str) -> None:
-    """Write the file, or that to which a link refers, with the permissions that it has; a new one is private."""
+    """Write a file, or the target of a link, and keep its permissions; a new file is private."""
     try:
         target = path.resolve()
         mode = target.stat().st_mode & 0o777 if target.exists() else 0o600

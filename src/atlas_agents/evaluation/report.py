@@ -23,7 +23,7 @@ SUFFIX = ".jsonl"
 """Ending of the names of result files."""
 _NOT_XML = re.compile("[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _MIN_PAIRS = 5
-"""Fewer cases than this have no interval: it would not mean anything."""
+"""Minimum number of cases for a confidence interval; with fewer, it would be meaningless."""
 
 
 class Interval(msgspec.Struct, frozen=True):
@@ -306,7 +306,7 @@ def list_evaluations(folder: Path, limit: int = 1000) -> list[Evaluation]:
 
 
 def _changed_at(path: Path) -> float:
-    """Return when a file was changed; 0 if it was removed since it was listed, or is a link to no file."""
+    """Return the modification time of a file; 0 if it was removed meanwhile, or is a broken link."""
     try:
         return path.stat().st_mtime
     except OSError:
@@ -348,7 +348,7 @@ def _add_case(suite: ElementTree.Element, result: Result) -> None:
 
 
 def explain(result: Result) -> str:
-    """Return why a result did not pass."""
+    """Explain why a result did not pass."""
     if result.status == "error":
         return result.error
     return "; ".join(f"{score.name}: {score.reason}" for score in result.scores if not score.passed)

@@ -1,4 +1,4 @@
-"""Run a suite: every case with every agent and model, concurrently, and record each result durably when it is there."""
+"""Suite runner: runs every case with every agent and model, concurrently, and records each result durably."""
 
 import asyncio
 import hashlib
@@ -89,7 +89,7 @@ class Result(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
     @property
     def key(self) -> tuple[str, str, str, int]:
-        """Which result of an evaluation it is."""
+        """Key of the result within its evaluation."""
         return self.case, self.agent, self.model, self.repeat
 
 
@@ -108,7 +108,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
         total: Number of results when it is complete.
         results: The results so far, in the order of the suite.
         stopped: Why it ended before it was complete; empty if it did not.
-        spent: What it used of each limit of its budget so far, graders and failed requests included.
+        spent: Usage so far by limit of the budget, including graders and failed requests.
         version: Version of this format.
     """
 
@@ -137,13 +137,13 @@ Progress: TypeAlias = Callable[[Result, int, int], object]
 
 
 class EvaluationOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How a suite runs.
+    """Options of a suite's run.
 
     Args:
         models: References of models instead of those of the suite.
         agents: Ids of the agents that run; all if empty.
         repeat: How often each case runs.
-        parallel: Most turns at once.
+        parallel: Maximum number of concurrent turns.
         budget: Limit of the whole evaluation, graders included. When it is used up, the evaluation stops and can be
             resumed.
         seconds: Seconds after which a turn is stopped, which is an error of its case.
@@ -193,7 +193,7 @@ class ResultFile:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read a result file. ConfigError if it is none, or of a newer version."""
+        """Read a result file; ConfigError if it is not a result file, or of a newer version."""
         try:
             lines = path.read_bytes().split(b"\n")
         except OSError as error:
@@ -238,7 +238,7 @@ class ResultFile:
             yield
 
     def add(self, result: Result, spent: dict[str, float] | None = None) -> None:
-        """Record a result, and what the evaluation has used of its budget so far."""
+        """Record a result, and the evaluation's usage so far."""
         self.append(_Line(result, spent=spent or {}))
 
 
@@ -335,7 +335,7 @@ class Evaluator:
 
     @property
     def _fingerprint(self) -> str:
-        """Digest of the cases and of the agents' settings, to recognise what was changed."""
+        """Digest of the cases and of the agents' settings, to detect changes."""
         agents: list[Any] = []
         for settings in [agent.settings for agent in self._agents]:
             prompt = settings.system_prompt if isinstance(settings.system_prompt, str) else ""
@@ -357,7 +357,7 @@ class Evaluator:
         )
 
     def check_resumed(self, evaluation: Evaluation) -> None:
-        """Raise ConfigError if an evaluation that is to be resumed does not match the suite and the options."""
+        """Raise ConfigError if the evaluation to resume does not match the suite and the options."""
         if evaluation.fingerprint != self._fingerprint:
             raise ConfigError(
                 f"the cases of {self.suite.source} or the agents have changed since evaluation {evaluation.id} "
@@ -374,7 +374,7 @@ class Evaluator:
     async def run(
         self, file: ResultFile | None = None, progress: Progress = lambda result, done, total: None
     ) -> Evaluation:
-        """Run what has no result yet and return the evaluation with all results."""
+        """Run all cases that have no result yet, and return the evaluation with all results."""
         evaluation = file.evaluation if file is not None else self.start()
         if file is not None:
             self.check_resumed(evaluation)
@@ -490,18 +490,18 @@ def _choose_agents(suite: Suite, agents: Sequence[Agent], wanted: Sequence[str])
 
 
 class _Meter:
-    """What an evaluation has used of each limit of its budget, as the budgets of its Atlas count it."""
+    """Usage of an evaluation by limit of its budget, as counted by the budgets of its Atlas."""
 
     def __init__(self, atlas: Atlas, earlier: Mapping[str, float]) -> None:
         self._atlas, self._earlier = atlas, earlier
         self._before: dict[str, float] = {}
 
     async def start(self) -> None:
-        """Do not count what the Atlas has used before."""
+        """Start counting from the current usage of the Atlas."""
         self._before = await self._count()
 
     async def read(self) -> dict[str, float]:
-        """Return what was used, in this process and in earlier ones."""
+        """Return the usage in this process and in earlier ones."""
         return {
             **self._earlier,
             **{
@@ -515,9 +515,9 @@ class _Meter:
 
 
 def _rest(budget: Budget | None, earlier: Evaluation) -> Budget | None:
-    """Return the budget of the whole evaluation without what its earlier part has used.
+    """Return the budget of the whole evaluation minus the usage of its earlier part.
 
-    That part may have had no budget, or no such limit: then its results tell, without its graders.
+    If the earlier part had no budget, or no such limit, the usage is taken from its results, without graders.
     """
     if budget is None:
         return None
@@ -542,7 +542,7 @@ def _rest(budget: Budget | None, earlier: Evaluation) -> Budget | None:
 
 
 def _find_failure(case: Case, run: RunResult[Any]) -> str:
-    """Return why a turn has no answer to score; a case may limit the rounds in order to score the calls alone."""
+    """Return the reason why a turn has no answer to score; a case may limit the rounds to score the calls alone."""
     if run.success or (case.max_rounds is not None and run.error == _ROUNDS_EXHAUSTED):
         return ""
     return run.error or "no answer"

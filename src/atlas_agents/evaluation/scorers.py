@@ -1,4 +1,4 @@
-"""Scorers: compare what a turn produced with what a case expects. Each returns a score from 0 to 1 and a reason."""
+"""Scorers: compare a turn's outcome with the expectations of a case. Each returns a score from 0 to 1 and a reason."""
 
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -14,7 +14,7 @@ from atlas_agents.core.text import one_line, wire_name
 from atlas_agents.tools.worker_pool import Workers
 
 _SHOWN = 200
-"""Characters of a value that a reason quotes."""
+"""Maximum number of quoted characters of a value in a reason."""
 _WORKERS = Workers(warm=1, at_most=4)
 """Processes that match regular expressions; they start with the first one and end with the event loop."""
 
@@ -34,7 +34,7 @@ class CallMade(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What a turn produced, as scorers see it.
+    """Outcome of a turn, the input of scorers.
 
     Attributes:
         input: The message of the user, as text.
@@ -62,7 +62,7 @@ class Score(msgspec.Struct, frozen=True, omit_defaults=True):
         name: Name of the scorer, such as `contains`.
         value: From 0 to 1.
         passed: Whether the expectation is met.
-        reason: Why not; for a model-graded or own scorer also why.
+        reason: Why it failed; a model-graded or custom scorer also explains a pass.
     """
 
     name: str
@@ -72,7 +72,7 @@ class Score(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class RubricVerdict(msgspec.Struct, frozen=True):
-    """What a grading model returns."""
+    """Verdict of a grading model."""
 
     reason: str
     passed: bool
@@ -82,7 +82,7 @@ class Rubric(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A rubric that a model grades an answer by.
 
     Attributes:
-        text: What a good answer does.
+        text: Description of a good answer.
         model: Reference of the grading model; that of the suite if empty.
     """
 
@@ -99,7 +99,7 @@ _Plain: TypeAlias = Callable[[Outcome, Outcome], tuple[float, str]]
 
 
 def make_scorers(expect: Mapping[str, Any], load: Callable[[str], Any]) -> tuple[ScoreOutcome, ...]:
-    """Return the scorers of a case. An unknown name or a bad value is a ConfigError; `load` imports `module:name`."""
+    """Return the scorers of a case; ConfigError for an unknown name or a bad value. `load` imports `module:name`."""
     found: list[ScoreOutcome] = []
     for name, value in expect.items():
         if name == "rubric":
@@ -314,7 +314,7 @@ def _read_calls(value: Any) -> ExpectedCalls:
 
 
 def _match_calls(expected: ExpectedCalls, made: Sequence[CallMade], shown: Sequence[CallMade]) -> tuple[int, str]:
-    """Return how many expected calls were made, and what is wrong; empty if nothing is."""
+    """Return the number of expected calls that were made, and the first mismatch; empty if all match."""
     rest = [*zip(made, shown, strict=True)]
     missing: list[ExpectedCall] = []
     for each in expected.calls:

@@ -60,7 +60,7 @@ ARTIFACT_HEADERS = {
     "X-DNS-Prefetch-Control": "off",
     "X-Frame-Options": "SAMEORIGIN",
 }
-"""Headers of the document in which HTML written by a model runs: an origin of its own, and no connections."""
+"""Headers of the document that runs HTML written by a model: an origin of its own, and no connections."""
 Assets: TypeAlias = dict[str, "Asset"]
 _UI_FOLDER = "page"
 _INDEX = "/index.html"
@@ -295,7 +295,7 @@ class Readiness:
         self.stopping = False
 
     async def problem(self) -> str | None:
-        """Return why the process is not ready, or None if it is."""
+        """Return the reason why the process is not ready, or None if it is."""
         if self.stopping:
             return "draining"
         if not self.started.is_set():
@@ -327,7 +327,7 @@ class JsonResponse(Response):
 
 
 class Operation(msgspec.Struct, frozen=True):
-    """What the OpenAPI document says about an endpoint.
+    """Description of an endpoint for the OpenAPI document.
 
     `body` and `result` are types of JSON, or media types. The result of one that `streams` may be an event stream.
     """
@@ -394,7 +394,7 @@ _PATH_TYPE = re.compile(r":\w+\}")
 
 
 def _operation_of(route: Route) -> Operation:
-    """Return what is known about a route; of one that others added, what its function says."""
+    """Return the description of a route; for a route that others added, from its function."""
     if isinstance(route, ApiRoute):
         return route.operation
     return Operation((inspect.getdoc(route.endpoint) or route.name).partition("\n")[0], "other")

@@ -77,11 +77,11 @@ class Grant(msgspec.Struct, frozen=True):
         return scope in self.principal.scopes
 
     def covers(self, path: str) -> bool:
-        """Return whether the token may be used for a path. One of an OAuth client is for its resource only."""
+        """Return whether the token is valid for a path. Tokens of OAuth clients are valid for their resource only."""
         return not self.client or path == self.resource or path.startswith(f"{self.resource}/")
 
     def check_service_tier(self, tier: str | None) -> str:
-        """Return why a client may not choose a service tier; empty if it may. An expensive one requires `admin`."""
+        """Return the error if a client may not choose a service tier; empty if it may. Some require `admin`."""
         if tier is None or tier in _PLAIN_TIERS or self.allows("admin"):
             return ""
         return f"this token may choose only these service tiers: {', '.join(_PLAIN_TIERS)}"
@@ -304,7 +304,7 @@ class TokenFile:
 
 
 def _limit(grant: Grant, approver: Grant | None) -> Grant:
-    """Limit the grant of an OAuth client to what the token of its user can do now. Without that token it expires."""
+    """Limit the grant of an OAuth client to the current rights of its user's token. Without that token it expires."""
     if approver is None or approver.principal.id != grant.principal.id:
         return replace(grant, principal=replace(grant.principal, scopes=()), expires_at=1)
     scopes = tuple([scope for scope in grant.principal.scopes if approver.allows(scope)])
@@ -312,7 +312,7 @@ def _limit(grant: Grant, approver: Grant | None) -> Grant:
 
 
 class Invitation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What an invited user receives when the code with this SHA-256 is accepted. `expires_at` is in milliseconds."""
+    """Invitation: the rights of the new user's token, and the SHA-256 of the code. `expires_at` is in milliseconds."""
 
     sha256: str
     scopes: tuple[Scope, ...]

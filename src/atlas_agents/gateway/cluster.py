@@ -217,7 +217,7 @@ def _facts(event: wire.ApprovalRequested) -> dict[str, Any]:
 class RemoteRuns:
     """Follows runs of other processes that a client of this process subscribes to or waits for.
 
-    Of all other runs it only knows that they are open.
+    Of all other runs, it only tracks that they are open.
     """
 
     def __init__(self, runs: RunRegistry, store: Store, tenant: str) -> None:
@@ -228,7 +228,7 @@ class RemoteRuns:
         """Session key by id of each open run that is known."""
         self._busy: Counter[str] = Counter()
         self._ended: OrderedDict[str, None] = OrderedDict()
-        """Runs whose terminal event was delivered here. What still calls them open was read or sent before."""
+        """Runs whose terminal event was delivered here. Messages that still call them open are older."""
         self._reading: dict[str, asyncio.Task[None]] = {}
         self._changed: set[str] = set()
         self._decoders: dict[str, list[tuple[int, EventDecoder]]] = {}
@@ -248,7 +248,7 @@ class RemoteRuns:
         return log
 
     async def follow_all(self, rows: Sequence[RunRow]) -> None:
-        """Follow the open ones of these runs, and return when all their events written so far have been read.
+        """Follow those of these runs that are open, and return when all their events written so far have been read.
 
         A subscriber that already has some of them would otherwise receive them again, as live events.
         """
@@ -479,7 +479,7 @@ class WorkerEventLog:
 
 
 async def follow_resumed(runs: RunRegistry, atlas: Atlas, stream: AtlasStream, row: RunRow) -> None:
-    """Follow a run that this process owns now, after reading what its earlier owners have stored of it."""
+    """Follow a run that this process owns now, after reading the events and messages of its earlier owners."""
     stored, restored = StoredRun(row), stream.restored_messages
     if row.events or restored:
         stored = await read_stored_run(cast(Store, atlas.store), atlas.tenant, row, restored)

@@ -32,7 +32,7 @@ class ClientConnection:
         *("upload", "device", "jobs", "on_close", "sessions"),
     )
     grant: Grant
-    """Set once the client has authenticated. For the cookie of a signed-in browser, before the auth frame."""
+    """Set once the client has authenticated; with the cookie of a signed-in browser, even before the auth frame."""
 
     def __init__(self, hub: Hub, transport: WebSocketTransport, address: str) -> None:
         self.hub = hub

@@ -202,7 +202,7 @@ def approval_event(question: Question) -> wire.ApprovalRequested:
 
 
 def approval_digest(question: Question) -> str:
-    """Return the hash of everything that a client shows of a question, except its deadline."""
+    """Return the hash of everything in a question that a client shows, except its deadline."""
     return approval_shape(question, question.session).digest
 
 
@@ -232,7 +232,7 @@ def approval_shape(question: Question, session_key: str) -> types.ApprovalShape:
 
 
 def _kind(question: Question) -> types.ApprovalKind:
-    """Classify a request by what the tool declares about the call."""
+    """Classify a request by the tool's declarations about the call."""
     match question:
         case Question(form=Form()):
             return "form"
@@ -285,7 +285,7 @@ def _folder(question: Question) -> str:
 
 
 def _command(question: Question) -> str:
-    """Return one line that says what needs approval: a shell command, a tool call, or the purpose of a form."""
+    """Summarise the request in one line: a shell command, a tool call, or the purpose of a form."""
     if question.form is not None:
         return question.message
     command: Any = question.arguments.get("command")
@@ -309,7 +309,7 @@ def session_shape(session: Session, key: str, *, running: bool) -> types.Session
 
 
 CHOICES = "choices"
-"""Key of the session's metadata with what a person chose for it: model, effort, pinned and folder."""
+"""Metadata key of a person's choices for a session: model, effort, pinned and folder."""
 
 
 def _choices(stored: Any) -> dict[str, Any]:

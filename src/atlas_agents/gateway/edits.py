@@ -63,7 +63,7 @@ def describe_change(before: Any, after: Any, name: str) -> str:
 
 
 class EditTarget(msgspec.Struct, frozen=True):
-    """Something that can be edited, as it is now. `version` is None if it does not exist."""
+    """Current state of an editable resource. `version` is None if it does not exist."""
 
     kind: str
     id: str
@@ -92,7 +92,7 @@ class FileEdit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FileEdited(msgspec.Struct, frozen=True):
-    """The outcome of a file edit. After a dry run, `stamp` is that of the present section."""
+    """The outcome of a file edit. After a dry run, `stamp` is the stamp of the unchanged section."""
 
     stamp: EditStamp
     diff: str
@@ -118,7 +118,7 @@ class AgentEditor(Protocol):
         ...
 
     async def reload(self) -> None:
-        """Use the file as it is now for new turns."""
+        """Reload the file for new turns."""
         ...
 
     def open_draft(self, agent: Agent) -> Atlas:
@@ -137,7 +137,7 @@ class PolicyEditor(Protocol):
         ...
 
     async def reload(self) -> None:
-        """Apply the file as it is now."""
+        """Reload the file and apply it."""
         ...
 
 
@@ -148,7 +148,7 @@ class _LastEdit(msgspec.Struct, frozen=True):
 
 
 class _OpenEdit(msgspec.Struct, frozen=True):
-    """An edit that is being made. It is stored first, so that a crash during the edit does not leave it unaudited."""
+    """An edit in progress. It is stored first, so that it is audited even after a crash."""
 
     key: str
     kind: str
@@ -164,7 +164,7 @@ class _OpenEdit(msgspec.Struct, frozen=True):
 _last_edits = msgspec.json.Decoder(_LastEdit)
 _open_edits = msgspec.json.Decoder(_OpenEdit)
 _OPEN = "open:"
-"""Start of the keys of edits that are being made."""
+"""Prefix of the keys of edits in progress."""
 _OPEN_LOCK = ".open-edits.lock"
 _NAMES = {
     "policy": "the permissions",
@@ -178,11 +178,11 @@ _NAMES = {
     "channel-person": "the pairing of {id}",
     "tenant": "the plan of tenant {id}",
 }
-"""How the things that people edit are called in the audit log, if not by their kind and id."""
+"""Names of edited resources in the audit log, for those that are not named by kind and id."""
 
 
 def _describe_edit(edit: _OpenEdit, outcome: str, error: str) -> str:
-    """Say in a sentence who edited what, and what came of it."""
+    """Describe an edit in a sentence: the author, the resource and the outcome."""
     thing = _NAMES.get(edit.kind, f"{edit.kind} {{id}}").replace("{id}", edit.id)
     if edit.kind == "model":
         thing = {"default": "the default model", "offered": "the models of chats"}.get(edit.id, thing)
@@ -223,7 +223,7 @@ class Edits:
                 lock.__exit__(None, None, None)
 
     async def stamp(self, kind: str, id: str, version: str | None) -> EditStamp:
-        """Return the version with its author and time, which are unknown if it was not written through a gateway."""
+        """Return the version with its author and time; both are unknown if it was not written through a gateway."""
         row = await self._store.record(self._atlas.tenant, "edit", f"{kind}:{id}")
         last = _last_edits.decode(row.body) if row is not None else None
         if last is None or last.version != version:
@@ -259,8 +259,8 @@ class Edits:
     ) -> EditStamp:
         """Audit an edit, make it, and notify the clients that have the scope.
 
-        `write` makes it and returns the new version, None if it removed the thing. The diff goes to the audit log, so
-        it must not contain secrets.
+        `write` makes the edit and returns the new version, or None after a removal. The diff is written to the audit
+        log, so it must not contain secrets.
         """
         return await finish_despite_cancel(self._apply(before, by, write, diff, scope))
 
@@ -288,7 +288,7 @@ class Edits:
         return EditStamp(version=version, changed_by=by, changed_at=now)
 
     async def record_interrupted(self, has_row: Callable[[str, int], Awaitable[bool]], *, all_homes: bool) -> None:
-        """Audit the edits that were being made when a gateway stopped: with this home folder, or with any.
+        """Audit the edits that were in progress when a gateway stopped: with this home folder, or with any.
 
         `has_row` says whether the row of an edit was written since a time. Does nothing while another process with the
         same home folder makes an edit.
@@ -303,7 +303,7 @@ class Edits:
 
     @contextmanager
     def _editing(self) -> Generator[None]:
-        """Mark that this process makes an edit, until the end of the block or of the process."""
+        """Mark an edit of this process as in progress, until the end of the block or of the process."""
         make_private_folder(self._home)
         with (self._home / _OPEN_LOCK).open("a") as file:
             flock(file, LOCK_SH)

@@ -26,7 +26,7 @@ _MAX_TAIL = 32 * 1024
 _MAX_MERGED = 1024
 """Maximum number of characters in one event made of several text deltas."""
 _MAX_JOINED = 64 * 1024
-"""Bytes of deltas from which on further ones get a row of their own."""
+"""Size in bytes of joined deltas from which on further deltas get a new row."""
 _DELTAS = (wire.ChatDelta, wire.ChatReasoning)
 _CALLS = (wire.ToolCalling, wire.ToolSettled)
 _WRITTEN_AT_ONCE = frozenset(
@@ -41,7 +41,7 @@ _WRITTEN_AT_ONCE = frozenset(
     )
 )
 _WRITTEN_AT_ONCE_BY_WORKERS = _WRITTEN_AT_ONCE - {"tool.call", "tool.result"}
-"""A worker has no clients that wait for the others; see `LogWriter`."""
+"""Calls and results of tools wait for the next batch, because a worker has no clients; see `LogWriter`."""
 _WRITTEN_FIRST = _WRITTEN_AT_ONCE | {"chat.message"}
 """Events that are delivered only after they have been written. A `chat.message` waits for the next batch: an event that
 is written at once follows it immediately."""
@@ -53,7 +53,7 @@ _MAX_POSITIONS = 256
 logger = logging.getLogger(__name__)
 BATCH_DELAY = 0.075
 TEXT_DELAY = 1.0
-"""Seconds until text is written that clients have received already, unless an event of its run is written before."""
+"""Seconds until already delivered text is written, unless another event of its run is written first."""
 _COMMIT_TIMES = 4.0
 _MAX_BATCH_DELAY = 0.25
 """Events of a worker wait for several times as long as the last commit took, up to this many seconds."""
@@ -72,7 +72,7 @@ class LoggedEvent(msgspec.Struct, frozen=True, gc=False):
 def split_rows(rows: Sequence[EventRow], after: int) -> list[EventRow]:
     """Return the events after a number that are in stored rows, where deltas may share a row.
 
-    A row has the number of its last event. A write that was repeated may have left two rows with the same deltas.
+    A row has the number of its last event. A repeated write may have left two rows with the same deltas.
     """
     events: list[EventRow] = []
     for row in rows:
@@ -200,7 +200,7 @@ class PartialMessage:
 
 
 def _no_epoch() -> None:
-    """Check nothing: the events of this run may be written without owning it."""
+    """Do nothing: the events of this run may be written without owning it."""
 
 
 class RunLog:
@@ -253,15 +253,15 @@ class RunLog:
         self.start_seq = self.written = self.delivered = self.reserved = reserved
         self.ended = False
         self.handed_over = False
-        """Another process has taken over the run: its events come from the store."""
+        """Whether another process has taken over the run: its events then come from the store."""
         self.late_reset: wire.ChatReset | None = None
-        """Withdraws text of an earlier process; sent before the next text, because there may be none to withdraw."""
+        """Reset that withdraws text of an earlier process; sent before the next text."""
         self.partial = PartialMessage()
         self.messages: set[str] = set()
         """Ids of the messages that were announced."""
         self._entries: deque[LoggedEvent] = deque()
         self._added = 0
-        """Bytes of all entries there have been, which those in memory do not exceed."""
+        """Upper bound of the bytes in memory: the size of all entries so far."""
         self._undelivered: deque[tuple[LoggedEvent, wire.RunEvent]] = deque()
         self._writing = 0
         self._complete_text: list[str] = []
@@ -375,7 +375,7 @@ class RunLog:
         return self.ended and not self._undelivered and not self.unwritten
 
     def pending_writes(self) -> list[Write]:
-        """Return what to write now: a new range of numbers if needed, and the events since the last write."""
+        """Return the pending writes: a new range of numbers if needed, and the events since the last write."""
         pending_writes: list[Write] = []
         epoch = self._epoch()
         if self.seq > self.reserved - _LOW_WATER:
@@ -404,7 +404,7 @@ class RunLog:
             size -= len(self._entries.popleft().body)
 
     def hand_over(self) -> None:
-        """Drop what was not delivered, and write nothing more: the new owner's events follow."""
+        """Drop undelivered events and stop writing: the new owner's events follow."""
         self.handed_over = True
         self._undelivered.clear()
         while self._entries and self._entries[-1].seq > self.delivered:
@@ -611,9 +611,9 @@ class LogWriter:
         self._batch_delay = batch_delay
         self._text_delay = text_delay
         self._next: dict[str, RunLog] = {}
-        """Logs of the next batch: something waits for them to be written."""
+        """Logs of the next batch, whose events must be written before they are delivered."""
         self._later: dict[str, tuple[float, RunLog]] = {}
-        """When logs are due whose new events are all delivered, the first one first."""
+        """Due times of logs whose new events are all delivered, earliest first."""
         self._alarm: Alarm | None = None
         """Starts the next batch."""
         self._text_alarm: Alarm | None = None
@@ -654,7 +654,7 @@ class LogWriter:
     def _take_batch(self) -> list[RunLog]:
         """Remove and return the logs to write now: those that something waits for, and those that are almost due.
 
-        The text of all other runs waits for its own time, so that one row has as much of it as possible.
+        The text of all other runs waits until it is due, so that one row holds as much text as possible.
         """
         for alarm in (self._alarm, self._text_alarm):
             if alarm is not None:

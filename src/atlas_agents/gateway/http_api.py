@@ -185,7 +185,9 @@ def session_routes(hub: Hub) -> list[Route]:
 
     return [
         route(
-            sign_in, "POST", Operation("Sign a browser in: a token for a cookie.", "page", body=SignIn, result=SignedIn)
+            sign_in,
+            "POST",
+            Operation("Sign a browser in: exchange a token for a cookie.", "page", body=SignIn, result=SignedIn),
         ),
         route(sign_out, "DELETE", Operation("Sign a browser out.", "page", status=204)),
         _invitation_route(hub),
@@ -209,7 +211,7 @@ def _invitation_route(hub: Hub) -> Route:
         return JsonResponse(AcceptedInvitation(user or "", token.reveal()), headers={"Cache-Control": "no-store"})
 
     operation = Operation(
-        "Accept an invitation: its code for a token.", "page", body=AcceptInvitation, result=AcceptedInvitation
+        "Accept an invitation: exchange its code for a token.", "page", body=AcceptInvitation, result=AcceptedInvitation
     )
     return ApiRoute("/api/invitation", with_error_responses(accept, hub.atlas.hide), operation, ["POST"])
 
@@ -265,7 +267,7 @@ async def wait_for_output(events: AsyncIterable[Event], stream: AtlasStream, hub
 
 
 async def wait_for_reply(stream: AtlasStream, hub: Hub) -> Message:
-    """Return the reply of a turn, or raise why it has none."""
+    """Return the reply of a turn, or raise its error."""
     try:
         return await stream.reply()
     except Exception as failure:
@@ -305,7 +307,7 @@ async def post_tool_results(
 
 
 def check_offer(hub: Hub, offer: ClientTools | None) -> ClientTools | None:
-    """Return the tools that a client runs; raises a 400 for ones that it cannot offer."""
+    """Return the tools that a client runs; raises a 400 for tools that it cannot offer."""
     try:
         if offer is not None:
             hub.atlas.check_client_tools(offer)
@@ -522,7 +524,7 @@ async def _receive_file(request: Request, file: IO[bytes]) -> int:
         except StopAsyncIteration:
             return size
         except TimeoutError:
-            raise HTTPError(408, "timeout", "the upload stopped") from None
+            raise HTTPError(408, "timeout", "the upload was interrupted") from None
         size += len(piece)
         if size > MAX_SIZE:
             raise _too_large()

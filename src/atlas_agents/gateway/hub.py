@@ -61,12 +61,12 @@ _MAX_NAMED = 10_000
 logger = logging.getLogger(__name__)
 _PAGE = 500
 _MEMORY_RESERVE = 64 << 20
-"""Bytes below the memory limit that are left to running turns; or a tenth of the limit, if that is more."""
+"""Bytes below the memory limit that are reserved for running turns, or a tenth of the limit, if that is more."""
 _MEMORY_RETRY_MS = 5_000
 _TRIM_INTERVAL, _MAX_TRIM_INTERVAL = 2.0, 60.0
 """Seconds between attempts to return freed memory to the system; longer while there is none to return."""
 _TRIM_GROWTH = 32 << 20
-"""Growth of the process since its start from which on memory is returned."""
+"""Minimum growth of the process since its start at which memory is returned to the system."""
 _PROGRESS_INTERVAL = 0.2
 """Seconds between two events about the progress of a verification."""
 TOKEN_CHECK_INTERVAL = 0.5
@@ -76,7 +76,7 @@ DEVICE_CHECK_INTERVAL = 10.0
 
 
 class Assignment(NamedTuple):
-    """The agent of a session, and the model and effort that a person chose for it. Each is empty if there is none."""
+    """Agent of a session, and the model and effort that a person chose for it; empty where none is set."""
 
     agent_id: str = ""
     model: str = ""
@@ -92,7 +92,7 @@ class Assignments:
         self._sessions: OrderedDict[str, Assignment] = OrderedDict()
 
     async def get(self, session: str) -> Assignment:
-        """Return what a session is assigned to; nothing if there is no such session."""
+        """Return the assignment of a session; an empty one if there is no such session."""
         if session not in self._sessions:
             row = await self._store.session(self._tenant, session) or Session(session)
             return self._sessions.get(session) or self.put(row)  # a change that was reported meanwhile counts
@@ -373,7 +373,7 @@ class MemoryGuard:
         ]
 
     def problem(self) -> str:
-        """Return why there is not enough memory for another turn; empty if there is."""
+        """Return the error if there is not enough memory for another turn; empty if there is."""
         for name, limit, read in self._limits:
             used = read()
             if used > limit - max(_MEMORY_RESERVE, limit // 10):
@@ -512,7 +512,7 @@ async def no_reload() -> None:
 
 
 class GatewayServices(msgspec.Struct, frozen=True):
-    """What a gateway offers besides its Atlas. Every part is optional."""
+    """Optional services of a gateway besides its Atlas."""
 
     knowledge_base: KnowledgeBase | None = None
     settings: dict[str, Any] = {}
@@ -524,9 +524,9 @@ class GatewayServices(msgspec.Struct, frozen=True):
     reload_servers: Callable[[], Awaitable[None]] = no_reload
     """Applies changes of the MCP servers to the agents at once."""
     refresh_servers: Callable[[], Awaitable[None]] = no_reload
-    """Does the same if the files of the MCP servers have changed."""
+    """Applies changes of the MCP servers' files, if there are any."""
     model_notice: Callable[[str], str] = no_notice
-    """Returns why an agent uses another model than its own; empty if it does not."""
+    """Returns the reason why an agent uses another model than its own; empty if it does not."""
     agent_editor: AgentEditor | None = None
     """Edits the agents; without it they can only be read."""
     policy_editor: PolicyEditor | None = None
@@ -565,7 +565,7 @@ class Hub:
         self.settings = settings
         self.services = services
         self.force_stop = asyncio.Event()
-        """Set when shutdown must not wait for running turns."""
+        """Event that is set when shutdown must not wait for running turns."""
         self.quotas = UserQuotas(self.store, atlas.tenant, settings, clock)
         self.work, self.memory = WorkLimiter(), MemoryGuard()
         self.authenticator = Authenticator(settings, clock)
@@ -607,7 +607,7 @@ class Hub:
 
     @property
     def offered_models(self) -> tuple[str, ...]:
-        """Models that chats can choose in addition to those of the agents: of the setting, and chosen by a person."""
+        """Models that chats can choose besides those of the agents: from the settings, and chosen by a person."""
         setup = self.services.setup
         return (*self.settings.allowed_models, *(setup.offered if setup is not None else ()))
 
@@ -633,7 +633,7 @@ class Hub:
         return agent
 
     def unknown_agent(self, name: str) -> ProtocolError:
-        """Return the error for an agent that does not exist. It names those that do."""
+        """Return the error for an unknown agent, which lists the known ones."""
         if not self.atlas.agents:
             return ProtocolError("AGENT_NOT_FOUND", "no agents are configured")
         return ProtocolError(
@@ -677,9 +677,9 @@ class Hub:
     def check_model(self, grant: Grant, model: str, where: str) -> None:
         """Check that a client may choose a model, and that it is available; `where` names the parameter.
 
-        A model costs money, and a reference can name a file of this machine; so without the scope `admin`, only models
-        of the agents, offered ones and those of the setting `allowed_models` can be chosen. Nothing is tried with
-        others.
+        A model costs money, and a reference can name a file of this machine. So without the scope `admin`, only models
+        of the agents, offered ones and those of the setting `allowed_models` can be chosen; other references are not
+        even resolved.
         """
         if not grant.allows("admin"):
             known = {*list_model_users(self.atlas.agents, self.atlas.registry), *self.offered_models}
@@ -728,7 +728,7 @@ class Hub:
             peer.send(frame)
 
     def _report_edit(self, event: wire.ResourceUpdated, scope: Scope) -> None:
-        """Notify the connections that may read what was edited; those of guests do not learn who edited it."""
+        """Notify the connections that may read the edited resource; guests do not learn who edited it."""
         named = wire.encode_event(event)
         anonymous = wire.encode_event(msgspec.structs.replace(event, by=""))
         for peer in self.readers():

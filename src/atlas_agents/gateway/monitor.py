@@ -1,8 +1,8 @@
 """Monitor of a gateway: live figures for the operations view, and alerts to a webhook or Telegram.
 
-Alert states are stored, so that a restart sends nothing twice and only one gateway of a cluster sends a message: the
-one that saw the condition first. It confirms the state every minute; another one takes over when that stops. Targets
-that a message has not reached are stored with the state, and tried again at each confirmation.
+Alert states are stored, so that a restart sends nothing twice, and only one gateway of a cluster sends a message: the
+first that saw the condition. It confirms the state every minute; if the confirmations stop, another gateway takes over.
+Targets that a message has not reached are stored with the state, and retried at each confirmation.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ class AlertSender(Protocol):
 
 
 class InstallationPort(Protocol):
-    """What a monitor reads about the installation."""
+    """Port: status of the installation, as a monitor reads it."""
 
     async def storage(self) -> wire.StorageStatus: ...
 
@@ -60,8 +60,8 @@ class InstallationPort(Protocol):
 class WebhookSender:
     """Posts alerts as JSON to a URL of the operator, which may contain a secret.
 
-    The URL may be in a private network, because a person wrote it in the settings; that allows no tool to use its host.
-    Redirects are not followed: the server that answers must not choose another host.
+    The URL may be in a private network, because a person wrote it in the settings; tools still cannot use its host.
+    Redirects are not followed: a response must not choose another host.
     """
 
     def __init__(self, url: Secret) -> None:
@@ -112,7 +112,7 @@ class _StoredAlert(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> tuple[float, bool]:
-        """What the messages of this alert have in common."""
+        """Key of the alert, which all its messages share."""
         return self.since, self.resolved
 
 
@@ -126,7 +126,7 @@ class _AlertMessage(NamedTuple):
 
 
 class _RuleState:
-    """What this gateway knows about one rule."""
+    """State of one rule in this gateway."""
 
     def __init__(self, rule: AlertRule) -> None:
         self.rule = rule
@@ -136,7 +136,7 @@ class _RuleState:
         self.sent_at: float | None = None
         self.firing = False
         self.key: tuple[float, bool] | None = None
-        """Alert that this gateway reports."""
+        """Alert that this gateway reports at the moment."""
         self.queued: set[str] = set()
         """Targets with a message about that alert that is not sent yet, or could not be sent so far."""
         self.reached: set[str] = set()
@@ -181,7 +181,7 @@ class Monitor:
         self._outboxes = {target: asyncio.Queue[_AlertMessage]() for target in options.senders}
 
     async def live(self) -> wire.LiveStatus:
-        """Return what happens now."""
+        """Return the live figures."""
         now, cluster = time.monotonic(), await self._installation.cluster() if self._installation else None
         queue, registry = await self._queue(cluster), self._atlas.registry
         ended, first_output, duration, models = self._own_figures(now) if cluster is None else _merge_figures(cluster)
@@ -264,7 +264,7 @@ class Monitor:
             await tasks.close()
 
     async def _try_check(self) -> None:
-        """Check the rules; what fails is shown with them, logged at most once a minute, and checked again later."""
+        """Check the rules. An error is shown with the rules, logged at most once a minute, and retried later."""
         try:
             await self.check()
         except Exception as error:  # noqa: BLE001 - no error may end the alerts
@@ -276,7 +276,7 @@ class Monitor:
             self._check_error = ""
 
     async def check(self) -> None:
-        """Compare each rule with the figures of now, store what changed and send it."""
+        """Compare each rule with the current figures; store and send the changes."""
         storage = await self._installation.storage() if self._installation else None
         values = read_metrics(await self.live(), storage)
         for state in self._states:
@@ -289,7 +289,7 @@ class Monitor:
             await self._update_stored()
 
     async def _update_stored(self) -> None:
-        """Bring the stored states up to date. A conflict means that another gateway was faster: it is read again."""
+        """Update the stored states. A conflict means that another gateway was faster; its state is read again."""
         store, tenant = self._store, self._atlas.tenant
         record = await store.record(tenant, *_RECORD)
         known = _read_alerts(record.body) if record is not None else {}
@@ -309,7 +309,7 @@ class Monitor:
             self._queue_messages(state, known.get(state.rule.text), alerts.get(state.rule.text))
 
     def _next_state(self, state: _RuleState, stored: _StoredAlert | None, now: float) -> _StoredAlert | None:
-        """Return what is to be stored of an alert; None if it is not firing and everyone knows that."""
+        """Return the new stored state of an alert; None if it has ended and all targets were notified."""
         targets = self._targets(state.rule)
         if stored is None or stored.resolved:
             if state.since is not None and now - state.since >= state.rule.hold:
@@ -362,7 +362,7 @@ class Monitor:
                 await self._store_sent()
 
     async def _store_sent(self) -> None:
-        """Store what was sent at once, so that no other gateway sends it again. If it fails, the next check does it."""
+        """Record sent messages at once, so that no other gateway repeats them; if that fails, the next check does."""
         try:
             async with self._storing:
                 await self._update_stored()

@@ -50,9 +50,9 @@ SERVER_METADATA_PATH = "/.well-known/oauth-authorization-server"
 CODE_SECONDS = 60
 REFRESH_SECONDS = 30 * 24 * 3600
 MAX_CLIENTS = 200
-"""Registered clients; one more replaces the oldest without a token."""
+"""Maximum number of registered clients; one more replaces the oldest client without a token."""
 MAX_GRANTS = 20
-"""OAuth tokens per user; one more replaces the oldest."""
+"""Maximum number of OAuth tokens per user; one more replaces the oldest."""
 _MAX_REDIRECTS = 10
 _MAX_URI = 2000
 _MAX_NAME = 80
@@ -63,7 +63,7 @@ _CHALLENGE = re.compile(r"[A-Za-z0-9_-]{43}")
 _VERIFIER = re.compile(r"[A-Za-z0-9._~-]{43,128}")
 _URI = re.compile(r"[!-\[\]-~]+")
 _HOST = re.compile(r"[a-z0-9_.-]+|[0-9a-f:.]+")
-"""Hosts that every browser reads as they are shown: without percent-encoding or other characters."""
+"""Hosts that every browser reads exactly as written: without percent-encoding or other special characters."""
 _LOOPBACK_HOSTS = ("127.0.0.1", "::1", "localhost")
 _PAGE_HEADERS = {"Cross-Origin-Opener-Policy": "unsafe-none"}
 """The page that opened the consent screen in a window must see when that window is closed."""
@@ -94,7 +94,8 @@ class RegisteredClient(msgspec.Struct, frozen=True):
 
 
 class AuthorizationCode(msgspec.Struct, frozen=True):
-    """What a user allowed. `approver` is the SHA-256 of the token with which the user signed in.
+    """Authorization code: the rights that a user allowed. `approver` is the SHA-256 of the token with which the user
+    signed in.
 
     `token_name` is the token that the code was exchanged for, or was to be; empty until the code is used.
     """
@@ -154,7 +155,7 @@ class TokenResponse(msgspec.Struct, frozen=True):
 
 
 class Consent(msgspec.Struct, frozen=True):
-    """What the consent screen shows: who asks, where the answer goes, and what the signed-in user can allow."""
+    """Content of the consent screen: the client, the redirect target, and the scopes that the user can allow."""
 
     client: str
     host: str
@@ -176,7 +177,7 @@ class ConsentDecision(msgspec.Struct, frozen=True):
 
 
 class ConsentRedirect(msgspec.Struct, frozen=True):
-    """Where the browser goes next."""
+    """Redirect target of the browser."""
 
     redirect: str
 
@@ -200,7 +201,7 @@ _grants = msgspec.json.Decoder(RefreshGrant)
 class OAuthServer:
     """Registers clients, asks the signed-in user for consent and issues tokens.
 
-    Anyone can register clients, so that is logged; what a user decided, and everything after it, is audited.
+    Anyone can register clients, so registrations are only logged; decisions of users and everything after are audited.
     """
 
     def __init__(self, hub: Hub) -> None:
@@ -230,7 +231,7 @@ class OAuthServer:
         return client
 
     async def _find_idle_client(self) -> list[DropRecord]:
-        """Return what deletes the oldest client without a token, if there are too many."""
+        """Return the write that deletes the oldest client without a token, if there are too many."""
         clients = sorted([_clients.decode(each) for each in await self._bodies("client:")], key=_created_at)
         if len(clients) < MAX_CLIENTS:
             return []
@@ -262,7 +263,7 @@ class OAuthServer:
         return _Asked(client, uri, form.get("state", ""), challenge, scopes, resource)
 
     async def decide(self, asked: _Asked, grant: Grant, issuer: str, *, allowed: bool) -> str:
-        """Record the decision of a signed-in user and return the address that tells it to the client."""
+        """Record the decision of a signed-in user and return the redirect address with the decision."""
         user, scopes = grant.principal.id, allowed_scopes(asked, grant)
         _check_limit(self._consents, user)
         self._consents.record_failure(user)
@@ -288,7 +289,7 @@ class OAuthServer:
         return f"{asked.redirect_uri}{'&' if '?' in asked.redirect_uri else '?'}{urlencode(fields)}"
 
     async def _old_codes(self) -> list[DropRecord]:
-        """Return what deletes old codes. Used ones are kept for an hour, to detect that they are used again."""
+        """Return the writes that delete old codes. Used codes are kept for an hour, to detect reuse."""
         rows = await self._hub.store.records(self._hub.atlas.tenant, "oauth")
         codes = [row for row in rows if row.key.startswith("code:")]
         oldest = _now_ms() - _KEPT_CODE_MS
@@ -493,7 +494,7 @@ def allowed_scopes(asked: _Asked, grant: Grant) -> tuple[Scope, ...]:
 
 
 def _find_mismatch(code: AuthorizationCode, form: Form, client: RegisteredClient) -> str:
-    """Return why a code cannot be exchanged by this request; empty if it can."""
+    """Return the reason why this request cannot exchange a code; empty if it can."""
     verifier = form.get("code_verifier", "")
     digest = hashlib.sha256(verifier.encode()).digest()
     challenge = base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
@@ -659,9 +660,9 @@ def _consent_routes(hub: Hub, server: OAuthServer) -> list[BaseRoute]:
     def route(path: str, answer: Answer, operation: Operation) -> Route:
         return ApiRoute(path, with_error_responses(_with_api_errors(answer), hub.atlas.hide), operation, ["POST"])
 
-    shown = Operation("Describe what an OAuth client asks for.", "page", ("read",), body=ConsentRequest, result=Consent)
+    shown = Operation("Describe an authorization request.", "page", ("read",), body=ConsentRequest, result=Consent)
     decided = Operation(
-        "Allow or deny what an OAuth client asks for.", "page", ("read",), body=ConsentDecision, result=ConsentRedirect
+        "Allow or deny an authorization request.", "page", ("read",), body=ConsentDecision, result=ConsentRedirect
     )
     return [
         ApiRoute("/authorize", show_page, Operation("Ask the user for consent.", "OAuth", result="text/html")),

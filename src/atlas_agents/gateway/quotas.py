@@ -1,4 +1,4 @@
-"""Quotas: what each user can store and upload, and how much of a gateway's work one user can take at a time."""
+"""Quotas: limits on the data that each user stores and uploads, and on a user's share of a gateway's work."""
 
 import asyncio
 import math
@@ -13,20 +13,20 @@ from atlas_agents.core.store import SessionTotals, Store
 from atlas_agents.gateway.settings import GatewaySettings
 
 _TOTALS_TTL = 10.0
-"""Seconds for which the totals of a user are used; what is added in the meantime is counted."""
+"""Seconds for which the totals of a user are cached; additions in the meantime are counted."""
 _MAX_USERS = 1000
 _MAX_WAITING = 16
-"""Large requests of one user that may wait."""
+"""Maximum number of waiting large requests of one user."""
 _MAX_LARGE = 2
-"""Large requests of all users, without the owner, that run at the same time."""
+"""Maximum number of concurrent large requests of all users except the owner."""
 SESSION_SIZE = 1000
-"""Bytes that a session counts besides its messages and metadata."""
+"""Bytes that a session counts in addition to its messages and metadata."""
 _MAX_IN_MEMORY = 256 * 1024
 _MAX_UPLOAD = 64 * 1024 * 1024
 
 
 class UserQuotas:
-    """Limits what each user who has sessions of their own can store. The owner's sessions have no limit.
+    """Limits the storage of each user who has sessions of their own. The owner's sessions have no limit.
 
     The keys of a user's sessions start with `@` and the user's name.
     """

@@ -72,7 +72,7 @@ async def read_partial(store: Store, row: RunRow) -> tuple[TextPart | ThinkingPa
 
 
 class StoredRun(msgspec.Struct, frozen=True):
-    """What earlier processes have stored of a run: its messages, and the events that clients may have received."""
+    """Stored state of a run from earlier processes: its messages, and the events that clients may have received."""
 
     row: RunRow
     messages: tuple[Message, ...] = ()
@@ -90,12 +90,12 @@ class StoredRun(msgspec.Struct, frozen=True):
 
     @property
     def last_reply_unannounced(self) -> bool:
-        """Whether clients may have received text of the last reply, but not the reply."""
+        """Whether clients may have received text of the last reply, but not the complete reply."""
         return bool(self.row.events and self.unannounced and self.unannounced[-1] in self.replies[-1:])
 
     @property
     def asked_again(self) -> bool:
-        """Whether the model may have been asked for another reply after the last one, and clients have its text."""
+        """Whether clients may have received text of a further reply, which was requested after the last stored one."""
         if not self.row.events:
             return False
         if not self.replies:
@@ -116,7 +116,7 @@ class StoredRun(msgspec.Struct, frozen=True):
 
 
 async def read_stored_run(store: Store, tenant: str, row: RunRow, ids: Collection[str] | None = None) -> StoredRun:
-    """Read what earlier processes have stored of a run. `ids` limits the messages to these."""
+    """Read the stored state of a run from earlier processes. `ids` limits the messages to these."""
     rows = await store.messages(tenant, row.session)
     messages = [each.message for each in rows if each.run_id == row.id and (ids is None or each.id in ids)]
     events: list[wire.RunEvent] = []
@@ -180,7 +180,7 @@ async def _partial_events(store: Store, row: RunRow) -> list[wire.RunEvent]:
 
 
 class RunHooks(msgspec.Struct, frozen=True):
-    """What to call when runs change. In a cluster, notifications of committed changes replace the last two."""
+    """Callbacks for changes of runs. In a cluster, notifications of committed changes replace the last two."""
 
     on_change: Callable[[str], None]
     """Called with the session key when a run starts or ends."""

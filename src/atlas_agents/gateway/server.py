@@ -179,7 +179,7 @@ def run(work: Coroutine[Any, Any, Any]) -> None:
 
 
 def configure_collector() -> None:
-    """Collect garbage less often, and never what the start has created: every collection stops all turns.
+    """Collect garbage less often, and never the objects of the start: every collection stops all turns.
 
     A collection of the 200,000 objects of a start alone takes 20 to 60 ms.
     """
@@ -195,7 +195,7 @@ class Gateway:
         settings: Address, tokens and limits.
         routes: Further HTTP routes (Starlette).
         membership: Membership in a cluster; None for a single process.
-        services: What the methods of the protocol use beyond the Atlas, such as knowledge and the workspace.
+        services: Optional services that the methods of the protocol use, such as knowledge and the workspace.
     """
 
     def __init__(
@@ -294,7 +294,7 @@ class Gateway:
             await serving
 
     async def _follow_resumed(self, row: RunRow) -> Callable[[AtlasStream], object]:
-        """Read what is stored of a run that is about to be resumed, and return a function that follows it."""
+        """Read the stored state of a run that is about to be resumed, and return a function that follows it."""
         hub, agent = self.hub, self.hub.agent(row.agent_id)
         model = agent_model(agent, self.atlas.registry) if agent else ""
         current = await hub.store.run(row.tenant, row.id) or row  # more event numbers may be reserved by now
@@ -320,7 +320,7 @@ class Gateway:
             peer.close(RESTART, "the gateway is shutting down")
 
     async def _check_store(self) -> None:
-        """Check that the store accepts what a message needs; raise if it does not. A full one can often still be read.
+        """Check that the store accepts writes; raise if it does not. A full store can often still be read.
 
         The record is removed again, so each check needs new space.
         """

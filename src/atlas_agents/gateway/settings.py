@@ -27,12 +27,12 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
         hosts: Further host names of this gateway.
         origins: Other sites whose pages may use it.
         trusted_proxies: Addresses or networks of reverse proxies whose `X-Forwarded-For` names the client.
-        user_sessions: Most sessions of each user with own sessions. 0 means unlimited.
-        user_messages: Most messages of each such user. 0 means unlimited.
+        user_sessions: Maximum number of sessions of each user with own sessions. 0 means unlimited.
+        user_messages: Maximum number of messages of each such user. 0 means unlimited.
         auth_timeout: Seconds in which a client must authenticate.
-        first_frame: Most bytes of the first frame of a connection.
-        max_frame: Most bytes of any other frame.
-        max_queued: Most bytes that may wait for a slow client before it is disconnected.
+        first_frame: Maximum size in bytes of the first frame of a connection.
+        max_frame: Maximum size in bytes of any other frame.
+        max_queued: Maximum number of bytes that may wait for a slow client before it is disconnected.
         ping: Seconds between pings.
     """
 
@@ -48,7 +48,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     user_sessions: int = 10_000
     user_messages: int = 100_000
     user_bytes: int = 256 * 1024 * 1024
-    """What each user with own sessions can store: sessions, messages and bytes of messages. 0 means unlimited."""
+    """Storage limits of each user with own sessions: sessions, messages and bytes of messages. 0 means unlimited."""
     auth_timeout: float = 10.0
     first_frame: int = 64 * 1024
     max_frame: int = 1024 * 1024

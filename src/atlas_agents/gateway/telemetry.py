@@ -78,7 +78,7 @@ class Metrics:
 
 
 class RecentCounts:
-    """Counts what happened in each of the last 15 minutes, however often."""
+    """Sliding window of counts: events in each of the last 15 minutes."""
 
     def __init__(self) -> None:
         self._minutes: deque[tuple[int, int]] = deque(maxlen=int(WINDOW / 60) + 1)
@@ -222,7 +222,7 @@ class JsonLines(logging.Formatter):
 
 
 class LoggedLine(NamedTuple):
-    """A line of the log; its text may contain secrets until it is redacted, and is longer than what is shown then."""
+    """A line of the log. Its text is not redacted or shortened yet."""
 
     time: float
     level: int

@@ -20,7 +20,7 @@ from atlas_agents.core.text import is_hidden
 
 _MAX_NAME = 200
 _MAX_PENDING = 64
-"""Most uploads that wait to be used."""
+"""Maximum number of pending uploads."""
 _TTL = 3600.0
 """Seconds after which an unused upload is deleted."""
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f/\\\\]")
@@ -35,14 +35,14 @@ class UploadedFile(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Uploads:
-    """Uploaded files in a home folder: pending ones in `uploads`, those that documents were made of in `documents`."""
+    """Uploaded files in a home folder: pending files in `uploads`, files of documents in `documents`."""
 
     def __init__(self, home: Path) -> None:
         self._pending = home / "uploads"
         self._kept = home / "documents"
 
     def keeps(self, source: str) -> bool:
-        """Return whether a document was made of an upload."""
+        """Return whether the source of a document is a kept upload."""
         return Path(source).is_relative_to(self._kept.resolve())
 
     def create(self, name: str) -> tuple[str, IO[bytes]]:
@@ -56,7 +56,7 @@ class Uploads:
         return id, open(folder / name, "xb", opener=partial(os.open, mode=0o600))
 
     async def keep(self, id: str) -> Path:
-        """Move a pending upload to its permanent place, which depends on its content; ConfigError if there is none."""
+        """Move a pending upload to its permanent path, which depends on its content; ConfigError if it is missing."""
         return await run_in_thread(self._keep, id)
 
     async def discard(self, path: Path) -> None:

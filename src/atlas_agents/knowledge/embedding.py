@@ -1,6 +1,6 @@
 """Embeddings: a local embedder (extra `local`) that needs no network, and one for an HTTP endpoint.
 
-numpy and the tokenizer are imported with the first text.
+numpy and the tokenizer are imported when the first text is embedded.
 """
 
 import asyncio
@@ -29,14 +29,14 @@ MISSING_EXTRA = f"semantic search needs an extra; run: {install_command('local')
 _ENDPOINT_BATCH = 64
 _MAX_RESPONSE = 64 << 20
 MAX_CHARACTERS = 8_000
-"""Characters of a text that an endpoint is sent; the rest would exceed what most models accept."""
+"""Maximum number of characters of a text that are sent to an endpoint; most models accept no more."""
 _RETRIES = 3
 _FIRST_DELAY = 1.0
 _RETRIABLE = ("rate_limit", "overloaded", "server", "network", "timeout")
 
 
 class Embedder(Protocol):
-    """Embedder port: returns vectors of 16-bit floats. `model` is stored with them; only equal models are compared."""
+    """Embedder port: returns vectors of 16-bit floats. Only vectors with the same `model` are compared."""
 
     @property
     def model(self) -> str: ...

@@ -39,7 +39,7 @@ from atlas_agents.knowledge.loaders import (
 KEYWORD_WEIGHT = 0.1
 """Weight of the best keyword match relative to a cosine; tuned on half of the questions in tests/knowledge."""
 CODE_WEIGHT = 0.4
-"""The weight for questions with a number or a code, which must match exactly."""
+"""Weight for questions with a number or a code, which must match exactly."""
 _WORD = re.compile(r"[^\W_]+(?:[-'’.][^\W_]+)*")
 _STOP_WORDS = frozenset(
     """a about after all also am an and any are as at be been before being but by can could did do does doing for from
@@ -239,7 +239,7 @@ class Knowledge:
         return report
 
     async def refresh(self, tenant: str, source: str | None = None, *, on_progress: OnProgress = _ignore) -> Report:
-        """Re-import everything, or what was added from one source."""
+        """Re-import all documents, or those from one source."""
         roots: dict[str, tuple[str, str]] = {}
         async for document in self._iterate_documents(tenant):
             details = document_details(document)

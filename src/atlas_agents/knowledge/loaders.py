@@ -55,7 +55,7 @@ MAX_PASSAGE = 900
 """Maximum characters of a passage; code and tables may be longer."""
 _MAX_WHOLE = 4 * MAX_PASSAGE
 _MIN_PASSAGE = 250
-"""Minimum characters of a passage that need not be joined with the next one."""
+"""Minimum number of characters of a passage; a shorter one is joined with the next."""
 _SENTENCE = re.compile(r"(?<=[.!?;:])\s+|\n")
 
 
@@ -123,7 +123,7 @@ def _paragraph_text(paragraph: ElementTree.Element) -> str:
 
 
 class Item(msgspec.Struct, frozen=True):
-    """A document to load. `name` is how it is cited, `root` the source it was added with."""
+    """A document to load. `name` is its name in citations, `root` the source that it was added with."""
 
     source: str
     name: str

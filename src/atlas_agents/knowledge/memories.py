@@ -1,4 +1,4 @@
-"""Memories: what an agent has noted for one user, the search over history, and automatic recall."""
+"""Memories: notes of an agent for one user, the search over history, and automatic recall."""
 
 import asyncio
 import hashlib
@@ -78,7 +78,7 @@ class Memory(msgspec.Struct, frozen=True):
 
 
 class MemoryOrigin(msgspec.Struct, frozen=True):
-    """Where a memory comes from; `key` is an idempotency key.
+    """Origin of a memory; `key` is an idempotency key.
 
     Attributes:
         key: Idempotency key: a second memory with the same key is not stored.
@@ -178,7 +178,7 @@ def _clean_tags(tags: Sequence[str]) -> tuple[str, ...]:
 
 
 class HistoryItem(msgspec.Struct, frozen=True):
-    """A past event: what happened, when, and its id."""
+    """A past event: its text, time and id."""
 
     text: str
     at: int
@@ -186,7 +186,7 @@ class HistoryItem(msgspec.Struct, frozen=True):
 
 
 class HistorySource(Protocol):
-    """History source: `search_my_memories` asks each for what happened between one agent and one user."""
+    """History source port: `search_my_memories` queries each source for past events between one agent and one user."""
 
     async def items(self, owner: MemoryOwner) -> Sequence[HistoryItem]: ...
 
@@ -308,7 +308,7 @@ class RecallResult(msgspec.Struct, frozen=True, omit_defaults=True):
     where: str = ""
     tags: tuple[str, ...] = ()
     untrusted: str = ""
-    """Where content that the user did not write came from."""
+    """Sources of content that the user did not write."""
 
 
 class Recall:
@@ -385,8 +385,8 @@ def recall_interceptor(
     limit: int = 5,
     min_score: float = 0.25,
 ) -> Interceptor:
-    """Return an interceptor for `Atlas(interceptors=[…])` that recalls what scores at least `min_score`, for agents
-    whose id `applies_to` accepts.
+    """Return an interceptor for `Atlas(interceptors=[…])` that recalls results with a score of at least `min_score`,
+    for agents whose id `applies_to` accepts.
 
     Recalled text stays in the conversation, marked as such, so that a resumed turn reads the same again.
     """

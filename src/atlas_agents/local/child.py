@@ -1,6 +1,6 @@
 """Child process that runs llama.cpp's server as long as its parent lives.
 
-It is run as a file, not as a module: importing the package would only cost time.
+It runs as a file, not as a module, because importing the package would only slow down the start.
 """
 
 import ctypes

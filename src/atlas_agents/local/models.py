@@ -32,19 +32,19 @@ Source: TypeAlias = Url | Wheels
 
 
 class PromptStyle(msgspec.Struct, frozen=True):
-    """How to prompt a model."""
+    """Prompting options of a model."""
 
     call_bias: float = 0.0
     """Logit bias towards tool calls; small models call tools too rarely."""
     brief: bool = False
-    """Limit answers to one sentence when tools are offered; what follows is noise."""
+    """Limit answers to one sentence when tools are offered; small models add noise after it."""
     sampling: dict[str, Any] = {}
     system: str = ""
-    """System prompt of a request that has none: the one that the model was trained with."""
+    """Default system prompt: the one that the model was trained with."""
 
 
 class LocalModel(msgspec.Struct, frozen=True):
-    """A model that can be downloaded. `label` tells people what to expect of it."""
+    """A model that can be downloaded. `label` describes it for people."""
 
     id: str
     title: str

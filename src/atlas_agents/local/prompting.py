@@ -50,7 +50,7 @@ def callable_tools(request: Request) -> tuple[ToolSpec, ...]:
 def select_tools(request: Request, style: PromptStyle) -> Request:
     """Limit the tools of a `brief` model to the few that share most words with the last user message.
 
-    It cannot tell more tools apart, and reading them would take many seconds.
+    Such a model cannot tell more tools apart, and reading them would take many seconds.
     """
     if not style.brief or len(request.tools) <= _MAX_TOOLS or request.tool_choice != "auto":
         return request
@@ -61,7 +61,7 @@ def select_tools(request: Request, style: PromptStyle) -> Request:
 
 
 def choose_form(request: Request, style: PromptStyle) -> Form:
-    """Choose what may follow. A `brief` model must answer a tool result with text: otherwise it repeats the call."""
+    """Choose the form of the reply. A `brief` model must answer a tool result with text, or it repeats the call."""
     if request.tool_choice != "auto":
         return "call"
     return "text" if style.brief and request.messages[-1].role == "tool" else "either"
@@ -163,7 +163,7 @@ def _json(value: object) -> str:
 
 
 class CallFinder:
-    """Passes text through as it streams, and holds back what may become a tool call until that is certain."""
+    """Passes text through as it streams, and holds back text that may be a tool call until that is certain."""
 
     def __init__(self, names: Collection[str]) -> None:
         self._names = names
@@ -171,7 +171,7 @@ class CallFinder:
         self._held = ""
 
     def add(self, text: str) -> str:
-        """Add streamed text and return what can be shown now."""
+        """Add streamed text and return the text that can be shown now."""
         if not self._names:
             return text
         self._held += text
@@ -186,7 +186,7 @@ class CallFinder:
         return shown
 
     def end(self, *, cut: bool) -> tuple[str, ToolCall | None]:
-        """Return what was held back, as text or as a call. A truncated call never runs."""
+        """Return the held-back text, as text or as a call. A truncated call never runs."""
         call = _parse_call(self._held, self._names, cut) if self._held else None
         return ("" if call else self._held), call
 

@@ -276,9 +276,9 @@ class ModelServer:
         return process is not None and process.ready.done() and not process.ended.done()
 
     def loaded(self) -> tuple[int, int]:
-        """Return how many bytes of the model's file are in the memory of the server, and its size.
+        """Return the number of bytes of the model's file in the server's memory, and the size of the file.
 
-        Both are zero where the system does not tell.
+        Both are zero if the system does not report them.
         """
         process = self._process
         mapped = _mapped_bytes(process.pid, self._setup.path) if process is not None and process.pid else 0
@@ -300,7 +300,7 @@ class ModelServer:
             return delay
 
     async def stop(self) -> None:
-        """Kill the process, if any, and wait for its end."""
+        """Kill the process, if any, and wait until it has ended."""
         with self._lock:
             process, self._process, self._crashes = self._process, None, 0
         if process is not None:
@@ -337,7 +337,7 @@ async def release_servers(holder: object) -> None:
 
 
 class _ServerProcess:
-    """A server process and the thread that started it.
+    """Server process and the thread that started it.
 
     The kernel kills the process when that thread ends, so the thread waits for the process.
     """
@@ -421,7 +421,7 @@ class _ServerProcess:
 
 
 def _mapped_bytes(pid: int, path: str) -> int | None:
-    """Return how much of a file a process has mapped and in memory; None if the system does not tell."""
+    """Return the number of bytes of a file that a process has mapped in memory; None if unknown."""
     try:
         lines = Path(f"/proc/{pid}/smaps").read_bytes().splitlines()
     except OSError:

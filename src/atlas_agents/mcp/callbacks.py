@@ -55,9 +55,9 @@ class ActiveCalls:
             self._callers.remove(caller)
 
     def find_caller(self) -> ToolContext | None:
-        """Return the caller that a server's question belongs to: the call it came with if known (over HTTP), else
-        the only turn with running calls. None if there is none or several, so that no question is shown to the wrong
-        user."""
+        """Return the caller that a server's question belongs to: the call of the request if known (over HTTP), else the
+        only turn with running calls. Without exactly one candidate it returns None, so that no question is shown to the
+        wrong user."""
         own = _current_caller.get()
         if own is not None and own in self._callers:
             return own

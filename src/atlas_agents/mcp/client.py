@@ -63,7 +63,7 @@ _MIN_BACKOFF, _MAX_BACKOFF = 1.0, 30.0
 _STABLE_AFTER = 60.0
 _RELIST_AFTER = 300.0
 _OVERHEAD = 100
-"""Characters of a piece of a result beside its text or data."""
+"""Characters that a piece of a result takes besides its text or data."""
 
 
 def convert_call_result(result: types.CallToolResult) -> Any:
@@ -347,14 +347,14 @@ class McpConnection:
         self.server = server
         self._connect_timeout = connect_timeout or CONNECT_TIMEOUT
         self.error = ""
-        """Why the server is unreachable; empty while it is connected."""
+        """The reason why the server is unreachable; empty while it is connected."""
         self.login_error = ""
-        """Why a person must log in again, although other calls may succeed."""
+        """The reason why a person must log in again, although other calls may succeed."""
         self._restarts = 0
         self._environment = environment
         self._folder = folder
         self.program = program
-        """What it may start. Without an approval, what the server runs when it is first started."""
+        """The program that it may start. Without an approval, the program of the first start."""
         self._sandbox: SandboxKind = sandbox
         self._auth = auth
         self._clock = clock
@@ -381,8 +381,8 @@ class McpConnection:
         return tuple(self._tools.values())
 
     async def call(self, tool: DiscoveredTool, arguments: dict[str, Any], caller: ToolContext) -> Any:
-        """Call an approved tool. If the server ends during the call, ConnectionError is raised and the tool pipeline
-        decides what that means. Questions of the server go to the caller."""
+        """Call an approved tool. If the server ends during the call, ConnectionError is raised, and the tool pipeline
+        decides about the outcome. Questions of the server go to the caller."""
         session = await self._wait_for_session(min(CONNECT_TIMEOUT, self.server.entry.timeout * 0.75))
         if self._clock.monotonic() - self._listed > _RELIST_AFTER:
             await self._refresh_tools(session)

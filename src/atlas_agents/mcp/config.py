@@ -1,7 +1,7 @@
 """MCP server configuration (`mcp.json`) and the approvals that the owner gave to servers and their tools.
 
-Approvals are stored in a private file in the home folder. Models see the approved descriptions, whatever a server
-reports later.
+Approvals are stored in a private file in the home folder. Models see the approved descriptions, even if a server
+reports others later.
 """
 
 import hashlib
@@ -67,7 +67,7 @@ class ServerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, renam
     disabled: bool = False
     # ---
     pure: tuple[str, ...] = ()
-    """Tools without side effects, as declared by the owner; what the server claims does not count."""
+    """Tools without side effects, as declared by the owner; claims of the server do not count."""
     confirm: bool = True
     """Require approval for each call of a tool that is not pure."""
     timeout: float = 60.0
@@ -167,7 +167,7 @@ def change_entry(content: bytes, path: Path, name: str, entry: dict[str, Any] | 
 
 
 def raw_entry(content: bytes, path: Path, name: str) -> dict[str, Any] | None:
-    """Return an entry as it is written in the content of the file; None if there is none."""
+    """Return an entry as written in the file; None if there is none."""
     return _parse_file(content, path).get("mcpServers", {}).get(name)
 
 
@@ -235,7 +235,7 @@ def _check_oauth(entry: ServerEntry, oauth: OAuthClient, where: str) -> None:
 
 
 def secret_variable(server: str, key: str) -> str:
-    """Return the variable that an entry refers to for a value that is stored in the secret file."""
+    """Return the name of the variable under which a value of an entry is stored in the secret file."""
     return re.sub(r"[^A-Z0-9_]", "_", f"MCP_{server}_{key}".upper())
 
 
@@ -342,7 +342,7 @@ def _indent(text: str) -> str:
 
 
 class ServerProgram(msgspec.Struct, frozen=True):
-    """What a server runs: its folder, a hash of its expanded command or URL, and hashes of its files and packages.
+    """Program of a server: its folder, a hash of its expanded command or URL, and hashes of its files and packages.
 
     A path that ends with a slash is a package; its hash covers all code in it.
     """
@@ -357,7 +357,7 @@ class ServerProgram(msgspec.Struct, frozen=True):
         return [path.rstrip("/") for path in self.files]
 
     def changes(self, now: "ServerProgram") -> list[str]:
-        """Return what is different now: paths, or that the command is another one."""
+        """Return the differences from another program: paths, or a changed command."""
         paths = sorted(path for path, _ in self.files.items() ^ now.files.items())
         other = [] if self.command == now.command else ["the command, after inserting variables"]
         return [*other, *dict.fromkeys(path.rstrip("/") for path in paths)]
@@ -400,7 +400,7 @@ class ApprovedServers:
         return approval
 
     def program_paths(self, workspace: Path) -> list[str]:
-        """Return what the approved servers of a workspace run; nothing if the approvals cannot be read."""
+        """Return the program files of the approved servers of a workspace; none if the approvals cannot be read."""
         try:
             return [path for approval in self.read(workspace).values() for path in approval.program.paths]
         except ConfigError:
@@ -434,7 +434,7 @@ class ApprovedServers:
 
 
 def _approval_key(folder: Path, name: str) -> str:
-    """Return the key of an approval. A name has no slash, so that no server of one folder is one of another."""
+    """Return the key of an approval. Names contain no slash, so keys of servers in different folders never collide."""
     return f"{os.path.realpath(folder)}/{name}"
 
 

@@ -51,7 +51,7 @@ def inherited_environment() -> dict[str, str]:
 
 
 def describe_program(server: ServerConfig, environment: SettingLookup) -> ServerProgram:
-    """Return what a server runs at the moment; ConfigError if its program does not exist or cannot be read."""
+    """Return the current program of a server; ConfigError if it does not exist or cannot be read."""
     entry = server.expanded(environment)
     folder = os.path.realpath(server.folder / entry.cwd)
     loading = {name: value for name, value in entry.env.items() if _LOADER_VARIABLES.fullmatch(name)}
@@ -112,7 +112,7 @@ def build_command(
 
 
 async def choose_sandbox(server: ServerConfig, kind: SandboxKind) -> Sandbox:
-    """Return the sandbox for a server; ConfigError if there is none and the entry does not say to run without."""
+    """Return the sandbox for a server; ConfigError if none works and the entry does not allow running without one."""
     if not server.entry.sandbox:
         return await choose("none")
     try:
@@ -120,12 +120,12 @@ async def choose_sandbox(server: ServerConfig, kind: SandboxKind) -> Sandbox:
     except SandboxUnavailable as error:
         raise ConfigError(
             f"cannot start the MCP server {server.name} in a sandbox: {error.reason}. To fix: {error.remedy}. "
-            f'To let it do everything that you can, set "sandbox": false in its entry'
+            f'To run it with all your permissions, set "sandbox": false in its entry'
         ) from error
     if server.entry.network and sandbox.name == "landlock":
         raise ConfigError(
             f"{server.where}.network: Landlock cannot allow network access; install bubblewrap, "
-            f'or set "sandbox": false to let the server do everything that you can'
+            f'or set "sandbox": false to run the server with all your permissions'
         )
     return sandbox
 
@@ -172,7 +172,7 @@ def _program_files(server: ServerConfig, entry: ServerEntry, folder: str) -> dic
 
 
 def _loaded_files(entry: ServerEntry, code: tuple[str, ...], folder: str, workspace: Path) -> dict[str, str]:
-    """Return the hashes of what a program loads from its working directory or from paths in its environment."""
+    """Return the hashes of files that a program loads from its working directory or paths in its environment."""
     found: dict[str, str] = {}
     for name, value in entry.env.items():
         for part in re.split(r"[:;,=\s]+", value) if _LOADER_VARIABLES.fullmatch(name) and name != "PATH" else ():
@@ -222,7 +222,8 @@ def _installed_modules(code: tuple[str, ...], scripts: Iterable[str], interprete
 
 
 def _hash_package(path: str, workspace: Path) -> dict[str, str]:
-    """Return the hash of the package that contains a script; in a folder full of other files, of those that it loads.
+    """Return the hash of the package that contains a script; in a folder of unrelated files, of the files that it
+    loads.
 
     A program also loads modules from its own folder, so a file beside a script can replace one of its modules.
     """
@@ -246,7 +247,7 @@ def _hash_package(path: str, workspace: Path) -> dict[str, str]:
 
 
 def _hash_folder(folder: str, *, compiled: bool = False) -> dict[str, str]:
-    """Return one hash of all code in a folder, with `compiled` also of modules that Python compiled beside sources."""
+    """Return one hash of all code in a folder; with `compiled`, also of compiled Python modules beside sources."""
     skipped = _SKIPPED if compiled else {*_SKIPPED, "__pycache__"}
     hashes = sorted((path, _hash_or_link(path)) for path in _code_files(folder, skipped))
     return {f"{folder}/": hashlib.sha256(msgspec.json.encode(hashes)).hexdigest()}
@@ -277,7 +278,7 @@ def _code_files(folder: str, skipped: Set[str] = frozenset(), *, top_only: bool 
 
 
 def _hash_or_link(path: str) -> str:
-    """Return the hash of a file; of a link that leads nowhere, where it points."""
+    """Return the hash of a file, or the target of a broken link."""
     try:
         return commands.hash_file(path)
     except ToolFailed:

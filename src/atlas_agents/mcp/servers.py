@@ -1,4 +1,4 @@
-"""The MCP servers of a workspace, and the tools of the approved ones."""
+"""MCP servers of a workspace, and the tools of the approved ones."""
 
 import asyncio
 import logging
@@ -38,7 +38,7 @@ class ServerTool(msgspec.Struct, frozen=True):
 
 
 class Servers:
-    """The servers in a workspace's `mcp.json`, as far as approved in a home folder. A server starts on first use."""
+    """The servers in a workspace's `mcp.json`, with the approvals in a home folder. A server starts on first use."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Servers:
         self.configs: dict[str, config.ServerConfig] = {}
         self.approvals: dict[str, config.Approval] = {}
         self.config_error = ""
-        """Why the configuration is invalid; then no server is used."""
+        """The error in an invalid configuration; then no server is used."""
         self.environment = config.StoredSecrets(home, environment)
         self._sample_model = sample_model
         self._connections: dict[str, tuple[config.ServerConfig, config.ServerProgram | None, McpConnection]] = {}
@@ -87,7 +87,7 @@ class Servers:
         return [path for name, each in self.approvals.items() if name in self.configs for path in each.program.paths]
 
     def state(self, name: str) -> str:
-        """Return whether a server may be used: approved, or why not."""
+        """Return the state of a server: approved, or the reason why it may not be used."""
         server, approval = self.configs[name], self.approvals.get(name)
         if server.entry.disabled:
             return "disabled"
@@ -96,7 +96,7 @@ class Servers:
         return "changed since it was approved" if self.changes(name) else "approved"
 
     def changes(self, name: str) -> list[str]:
-        """Return what has changed since a server was approved: its entry, or files that it runs."""
+        """Return the changes of a server since its approval: its entry, or files that it runs."""
         server, approval = self.configs[name], self.approvals[name]
         if not approval.covers(server):
             return [f"its entry in {config.FILE_NAME}"]
@@ -106,7 +106,7 @@ class Servers:
             return [str(error)] if "is not set" not in str(error) else []  # starting it reports the variable
 
     async def check(self, server: config.ServerConfig) -> None:
-        """Check right before a call that the server is still configured and approved; an agent may hold an old tool."""
+        """Check again before a call that the server is still configured and approved: an agent may hold an old tool."""
         state = await run_in_thread(self.state, server.name) if self.configs.get(server.name) == server else "removed"
         if state != "approved":
             reason = (
@@ -115,7 +115,7 @@ class Servers:
             raise ToolFailed(f"tools of the MCP server {server.name} may no longer be used{reason}")
 
     def connection_error(self, name: str) -> str:
-        """Return why a server was last unreachable; empty if it was reached or not needed yet."""
+        """Return the last connection error of a server; empty if it was reached or not needed yet."""
         found = self._connections.get(name)
         return self._login_errors.get(name) or (found[2].login_error or found[2].error if found is not None else "")
 
@@ -194,7 +194,7 @@ class Servers:
     ) -> str:
         """Begin to log in to a server and return the URL that a person must open; empty if no login is needed.
 
-        `on_url` is called with each further URL, `on_end` when the person has logged in, or with the reason why not.
+        `on_url` is called with each further URL, and `on_end` at the end, with the error if the login failed.
         """
         if not server.entry.url:
             raise ConfigError(f"{server.name} is started by a command and has no login")
@@ -286,7 +286,7 @@ class Servers:
 
 
 async def describe_start(servers: Servers, server: config.ServerConfig, program: config.ServerProgram) -> list[str]:
-    """Describe which files a server runs, and what it can access, in lines for a person."""
+    """Describe for a person, line by line, which files a server runs and which resources it can access."""
     if server.entry.url:
         return []
     sandbox = await programs.choose_sandbox(server, servers.sandbox)
@@ -310,8 +310,8 @@ def _unpinned(server: config.ServerConfig) -> str:
 
 
 def wrap_tool(server: config.ServerConfig, found: config.DiscoveredTool, servers: Servers) -> Tool:
-    """Wrap a server's tool: unsafe and subject to approval, unless the owner configured otherwise. What the server
-    claims about its effects is ignored."""
+    """Wrap a server's tool: unsafe and subject to approval, unless the owner configured otherwise. The server's claims
+    about effects are ignored."""
 
     async def call(_arguments_: dict[str, Any], _context_: ToolContext) -> Any:
         await servers.check(server)
@@ -319,7 +319,7 @@ def wrap_tool(server: config.ServerConfig, found: config.DiscoveredTool, servers
         return await connection.call(found, _arguments_, _context_)
 
     def has_other_sources(arguments: dict[str, Any], conversation: Conversation) -> bool:
-        """Without `confirm`, the owner trusts the server with its own content, but not with that of others."""
+        """Return whether the session has content of others: the owner trusts the server only with its own content."""
         sources = [source for message in conversation.messages for source in message.untrusted]
         return any(not source.startswith(f"mcp: {server.name}/") for source in sources)
 

@@ -44,9 +44,9 @@ from atlas_agents.mcp.config import OAuthClient, ServerEntry
 
 logger = logging.getLogger(__name__)
 NOT_SENT = secrets.token_hex(16)
-"""Data of the error of a call that was not sent, because there is no connection. A server cannot know it."""
+"""Error data of a call that was not sent because there is no connection. Random, so that a server cannot forge it."""
 LOGIN_REQUIRED = secrets.token_hex(16)
-"""Data of the error of a request that the server refused until a person logs in. A server cannot know it."""
+"""Error data of a request that the server refuses until a person logs in. Random, so that a server cannot forge it."""
 _UNREACHABLE, _UNAUTHORIZED = -32050, -32051
 MAX_LINE = 8 * 1024 * 1024
 MAX_GARBAGE = 16 * 1024 * 1024
@@ -68,9 +68,9 @@ _NOT_SIGNED_IN = b"You are not signed in. You may close this page and try again.
 LOGIN_TIMEOUT = 300.0
 """Seconds that a person has to log in."""
 MAX_REDIRECTS = 3
-"""How often a server may send a person to its login page in one login."""
+"""Maximum number of redirects to a login page in one login."""
 MAX_STEP_UPS = 3
-"""How often a person is asked to log in again for the same scopes."""
+"""Maximum number of logins for the same scopes."""
 _MAX_SCOPE_LENGTH = 500
 
 
@@ -248,7 +248,7 @@ async def http_transport(entry: ServerEntry, auth: httpx2.Auth | None) -> AsyncG
 
 @cache
 def _tls_context() -> ssl.SSLContext:
-    """Return one context for all servers: to read the certificates takes tens of milliseconds."""
+    """Return one TLS context for all servers: reading the certificates takes tens of milliseconds."""
     return httpx2.create_ssl_context()
 
 
@@ -347,10 +347,10 @@ class StoredLogin(BaseModel):
     expires_at: float | None = None
     client: OAuthClientInformationFull | None = None
     issuer: OAuthMetadata | None = None
-    """Where the tokens are renewed."""
+    """Address at which the tokens are renewed."""
     resource: ProtectedResourceMetadata | None = None
     bound_issuer: str | None = None
-    """Who a registered client belongs to. No other authorization server gets its secret."""
+    """Authorization server of the registered client. No other server gets the client's secret."""
     wanted_scope: str | None = None
     """Scopes that the next login asks for, because a call was refused without them."""
     step_ups: int = 0
@@ -365,7 +365,7 @@ class TokenStore:
         self._begun: StoredLogin | None = None
 
     def begin_login(self) -> None:
-        """Start without tokens and client; what is stored stays until new tokens come."""
+        """Start without tokens and client; the stored ones are kept until new tokens arrive."""
         old = self.read()
         step_ups = old.step_ups + 1 if old.wanted_scope else 0
         self._begun = StoredLogin(wanted_scope=old.wanted_scope, bound_issuer=old.bound_issuer, step_ups=step_ups)
@@ -414,7 +414,7 @@ def check_login_url(url: str) -> str:
 
 
 class StoredAuth(OAuthClientProvider):
-    """Uses and renews the tokens of an earlier login, also after a restart; what needs a person is refused."""
+    """Uses and renews the tokens of an earlier login, also after a restart; raises an error if a person must log in."""
 
     def __init__(self, server: str, entry: ServerEntry, store: TokenStore) -> None:
         super().__init__(entry.url, _client_metadata("http://127.0.0.1/callback"), store, self._refuse)
@@ -423,7 +423,7 @@ class StoredAuth(OAuthClientProvider):
         self._store = store
 
     def explain_refusal(self, response: httpx2.Response) -> str:
-        """Return that a person must log in, if that is why the server refused; remember the scope that it wants."""
+        """Return the login error if the server refused for lack of a login; remember the scope that it requires."""
         login = f"run: atlas mcp login {self._server}"
         if response.status_code == 401:
             return f"the MCP server {self._server} requires a login; {login}"
@@ -438,13 +438,13 @@ class StoredAuth(OAuthClientProvider):
         elif stored.step_ups >= MAX_STEP_UPS:
             return (
                 f"the MCP server {self._server} still refuses the call after {stored.step_ups} logins with the scope "
-                f"{scope!r}; ask who runs the server for access"
+                f"{scope!r}; ask the operator of the server for access"
             )
         further = f"the scope {scope!r}" if scope else "further access"
         return f"the MCP server {self._server} requires a login with {further}; {login}"
 
     async def _initialize(self) -> None:
-        """Restore what the library does not: when the token expires, and where it is renewed."""
+        """Restore the state that the library does not: the expiry of the token, and the address of its renewal."""
         await super()._initialize()
         stored = self._store.read()
         self.context.token_expiry_time = stored.expires_at
@@ -456,7 +456,7 @@ class StoredAuth(OAuthClientProvider):
 
 
 class InteractiveAuth(OAuthClientProvider):
-    """Has a person log in, also when the server asks again because it wants further scopes."""
+    """Interactive login of a person, repeated when the server requires further scopes."""
 
     def __init__(self, entry: ServerEntry, redirect_uri: str, store: TokenStore, callbacks: "_Callbacks") -> None:
         self._client = entry.oauth or None

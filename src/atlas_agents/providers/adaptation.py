@@ -1,7 +1,8 @@
-"""Fits requests to what a model accepts.
+"""Request adaptation: fits requests to the settings and inputs that a model accepts.
 
-What the catalogue knows to be refused is not sent. What a server refuses all the same is dropped, the request is sent
-again, and the refusal is remembered for that model. Either way there is one warning, and no failed turn.
+Settings that the catalogue lists as unsupported are not sent. If a server refuses a setting nevertheless, the setting
+is dropped, the request is sent again, and the refusal is remembered for that model. Either way, there is one warning
+and no failed turn.
 """
 
 import logging
@@ -29,15 +30,15 @@ BLOCK_BINDING = "block_binding"
 STREAM_OPTIONS = "stream_options"
 IMAGES = "images in tool results"
 VISION = "images"
-"""All images, of a model that has no vision."""
+"""All images, for a model without vision."""
 FILES = "files"
 SYSTEM_INSIDE = "system messages inside the conversation"
 LIMIT_NAME = "name of max_tokens"
-"""The name under which chat completions were sent `max_tokens`; the other name is sent from then on."""
+"""The refused name of `max_tokens` in chat completions; the other name is sent from then on."""
 TOOLS_WITH_REASONING = "reasoning with tools"
 _UNSUPPORTED = ("unsupported", "not supported", "not permitted", "unrecognized", "unknown", "unexpected")
 _OWN_FIELDS = ("include", "reasoning.summary")
-"""Fields that a wire sends though no setting asks for them."""
+"""Fields that an encoder sends although no setting requests them."""
 _REFUSED_REASONING = (
     "invalid `signature` in",
     "bound to a different conversation",
@@ -49,7 +50,7 @@ _REFUSED_REASONING = (
     "without its required following item",
     "without its required 'reasoning' item",
 )
-"""What errors say that refuse returned reasoning: made by another model, or separated from the item after it."""
+"""Messages of errors that refuse returned reasoning: from another model, or separated from the item after it."""
 _SETTING_NAMES: dict[str, tuple[str, ...]] = {
     "temperature": ("temperature",),
     "top_p": ("top_p", "topP"),
@@ -65,7 +66,7 @@ _SETTING_NAMES: dict[str, tuple[str, ...]] = {
     ),
     "cache": ("prompt_cache_key", "cache_control", "prompt_cache_options"),
 }
-"""The fields under which vendors know a setting; an error that names one of them refuses that setting."""
+"""Vendors' field names of each setting; an error that names one of them refuses that setting."""
 _OUTPUT_FIELDS = (
     "output_config.format",
     "output_format",
@@ -76,14 +77,14 @@ _OUTPUT_FIELDS = (
     "response_schema",
     "responseSchema",
 )
-"""The fields under which vendors take an output schema."""
+"""Vendors' field names of an output schema."""
 _EFFORT_PHRASES = (
     *("thinking level", "thinking budget", "only works in thinking mode", "adaptive thinking is not"),
     *('"thinking.type.', "the effort parameter", "parameter reasoningeffort"),
 )
-"""What errors say that refuse an effort without naming its field."""
+"""Messages of errors that refuse an effort without naming its field."""
 _NAMES_BY_PHRASE = {"block_binding:": BLOCK_BINDING, "`anthropic-beta`": BLOCK_BINDING, "cache_control": "cache"}
-"""What Anthropic's errors say, which name no field, of fields that the wire sends by itself."""
+"""Messages of Anthropic's errors about fields that the encoder sends by itself; these errors name no field."""
 _CHOICES = ("effort", "service_tier")
 """Settings with few values, of which a server may refuse only some."""
 _VALUE_PHRASES = (
@@ -99,37 +100,38 @@ _NO_VISION = re.compile(
     r"unknown variant `image_url`|part type:? '?image|at most 0 image|not a multimodal|content must be a string",
     re.IGNORECASE,
 )
-"""What servers say to an image if their model has no vision, not if the image is invalid or too large."""
+"""Messages of servers whose model has no vision, unlike those about an invalid or oversized image."""
 _NO_FILES = re.compile(
     r"unknown variant `file`|part type:? '?file|(not|n't) support file|unsupported content\[\]\.type|"
     r"invalid message format|content must be a string",
     re.IGNORECASE,
 )
-"""What servers say to a file if they take none: DeepSeek, vLLM, OpenAI, llama.cpp, Ollama and Groq."""
+"""Messages of servers that accept no files: DeepSeek, vLLM, OpenAI, llama.cpp, Ollama and Groq."""
 
 
 class ResolvedEffort(msgspec.Struct, frozen=True):
-    """How much a model is to reason, in the terms that it accepts. Nothing is sent if no field is set.
+    """Effort in the form that the model accepts. Nothing is sent if no field is set.
 
-    Only an unknown model can have both a level and a budget: its wire sends the one that it has a field for.
+    Only an unknown model can have both a level and a budget: its encoder sends the one that it has a field for.
     """
 
     level: Effort | None = None
     """A level of the profile's `efforts`, never "none"."""
     budget: int | None = None
     off: bool = False
-    """Reasoning is turned off, in the way that the profile's `off` names."""
+    """Whether reasoning is turned off, in the way that the profile's `off` names."""
     changed: str = ""
-    """Why this is not what was set; empty if it is, or if it is what the setting means for this model."""
+    """Reason why this differs from the setting; empty if it does not, or if it is equivalent for this model."""
 
 
 _UNSET_EFFORT = ResolvedEffort()
 
 
 def resolve_effort(settings: ModelSettings, profile: ModelProfile) -> ResolvedEffort:
-    """Return what the setting `effort` means for a model: the nearest that it accepts.
+    """Resolve the setting `effort` for a model: the nearest accepted value.
 
-    A budget is below `max_tokens` if that is set; a wire with its own default for it has to add the budget.
+    A budget is below `max_tokens` if that is set; an encoder with its own default for `max_tokens` has to add the
+    budget.
     """
     effort = settings.effort
     if effort is None:
@@ -206,7 +208,7 @@ def enforces_tools(request: Request, profile: ModelProfile, default: bool = True
 
 
 class Attachments:
-    """Which images and files are sent to a model; the others become notes, with one warning for each kind."""
+    """Filter of images and files for a model: omitted ones become notes, with one warning for each kind."""
 
     def __init__(
         self, without: frozenset[str], profile: ModelProfile, warn: Callable[[str, str], None] | None = None
@@ -219,7 +221,7 @@ class Attachments:
         self.tool_images = self._images and IMAGES not in without
         """Whether images are sent that a tool returned."""
         self.key = f"{self._images:d}{self._files:d}{self._audio:d}{self.tool_images:d}"
-        """Tells messages apart that are encoded with other rules."""
+        """Cache key that distinguishes messages encoded with different rules."""
 
     def omit_image(self, image: Image) -> str:
         """Return the note that the model gets in place of an image; empty if it gets the image."""
@@ -246,7 +248,7 @@ class Attachments:
 
 
 class Adaptation:
-    """What the models of one provider refused."""
+    """Refusals of the models of one provider, and the requests adapted to them."""
 
     def __init__(self) -> None:
         self._refused: dict[str, frozenset[str]] = {}
@@ -299,7 +301,7 @@ class Adaptation:
         return msgspec.structs.replace(request, settings=_without(request.settings, dropped)) if dropped else request
 
     def learn(self, error: ProviderError, request: Request, model: str) -> bool:
-        """Remember what this error refuses; return whether the request, as adapted, can be sent again without it."""
+        """Remember what an error refuses; return whether the adapted request can be sent again without it."""
         refused = self._refused.get(model, frozenset())
         if error.status is not None and (attachments := _find_refused_attachments(error, request)):
             name = attachments
@@ -316,7 +318,7 @@ class Adaptation:
         return True
 
     def _warn_again(self, model: str, names: Iterable[str]) -> None:
-        """Report settings that the server refused before, which was logged then."""
+        """Report earlier refused settings to the turn; they were logged at the first refusal."""
         for name in names:
             self._warned.add((model, name))
             self.warn(model, name, "the server refused it")
@@ -408,7 +410,7 @@ def _names(error: ProviderError, fields: tuple[str, ...]) -> bool:
 
 
 def _find_own_field(error: ProviderError, message: str) -> str | None:
-    """Return the field that an error is about, if a wire sends it though no setting asks for it."""
+    """Return the field that an error is about, if an encoder sends it although no setting requests it."""
     if error.param in _OWN_FIELDS:
         return error.param
     if _names(error, (STREAM_OPTIONS,)):
@@ -442,7 +444,7 @@ def _find_refused(error: ProviderError, request: Request) -> str | None:
 
 
 def _is_about_strict(error: ProviderError, message: str) -> bool:
-    """Return whether an error may be about tools whose schemas the server is to enforce."""
+    """Return whether an error may be about tools with strict schemas."""
     if re.search(r"\bstrict\b", f"{error.param} {message}") or error.code == "invalid_function_parameters":
         return True
     return "schema" in message and (error.param.startswith("tools") or "too complex" in message)

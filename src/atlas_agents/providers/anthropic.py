@@ -49,12 +49,12 @@ _HANDLED_EVENTS = frozenset(
 _CACHE = "anthropic_bytes"
 _STRICT_CACHE = "anthropic_strict"
 _STRICT_LIMITS = (20, 24, 16)
-"""Most strict tools of a request, and in their schemas the most optional properties and unions."""
+"""Maximum number of strict tools of a request, and of optional properties and unions in their schemas."""
 _MAX_TOKENS = 8192
 _MAX_TOKENS_REASONING = 32_000
 _VERSION = "2026-10-21"
 _SAMPLING_VERSION = "2023-06-01"
-"""The last API version with `temperature` and `top_p`; other servers and older models may know no later one."""
+"""Last API version with `temperature` and `top_p`; other servers and older models may support no later one."""
 _SAMPLING = ("temperature", "top_p")
 _MISSING_SETTINGS = ("seed",)
 _BINDING_BETA = "thinking-binding-controls-2026-08-01"
@@ -159,7 +159,7 @@ class AnthropicReader:
         self._open: dict[int, _Block] = {}
         self._calls: list[ToolCall] = []
         self._reasoning_before: list[int] = []
-        """How many blocks of reasoning precede each call."""
+        """Number of reasoning blocks that precede each call."""
         self._reasoning_blocks = 0
         self._stop = self._detail = self._model = ""
         self._text_length = 0
@@ -221,7 +221,7 @@ class AnthropicReader:
         return [*self._place_calls(calls), base.DoneChunk(usage, stop, self._model, self._detail)]
 
     def _place_calls(self, calls: list[ToolCall]) -> list[base.Chunk]:
-        """Return the calls; one that reasoning follows says where it belongs, because the order must not change."""
+        """Return the calls. A call before further reasoning has its position, because the order must not change."""
         places = [before if before < self._reasoning_blocks else -1 for before in self._reasoning_before]
         return [base.ToolCallChunk(call, place) for call, place in zip(calls, places, strict=False)]
 
@@ -374,7 +374,7 @@ def encode_request(
 
 
 def _find_mark(request: base.Request, profile: ModelProfile) -> bytes:
-    """Return the mark that ends what the API caches; empty if it is not to cache, or if the caller marks it."""
+    """Return the mark at the end of the cached prefix; empty if caching is off, or if the caller sets the mark."""
     wanted = request.settings.cache
     if wanted == "off" or "cache" in request.without or "cache_control" in request.settings.extra_body:
         return b""
@@ -402,7 +402,7 @@ def _find_user(pieces: list[bytes], index: int) -> int:
 
 
 def _encode_system(request: base.Request, mark: bytes) -> bytes:
-    """Encode the system prompt. What may change from round to round follows the cached part in its own block."""
+    """Encode the system prompt. Parts that change between rounds follow the cached part in their own block."""
     if not mark:
         return encode(request.system)
     stable, rest = request.system, ""
@@ -504,7 +504,7 @@ def _encode_tool(tool: ToolSpec) -> bytes:
 
 
 def _encode_strict_tools(tools: Sequence[ToolSpec]) -> list[bytes]:
-    """Encode tools, strict as long as all of them together are within the API's limits."""
+    """Encode tools as strict ones, as long as all of them together are within the API's limits."""
     encoded: list[bytes] = []
     left = _STRICT_LIMITS
     for tool in tools:
@@ -522,7 +522,7 @@ def _encode_strict_tools(tools: Sequence[ToolSpec]) -> list[bytes]:
 
 
 def _encode_strict_tool(tool: ToolSpec) -> tuple[bytes | None, int, int, int]:
-    """Encode a tool as a strict one, if its schema allows it, and return what it takes of the limits."""
+    """Encode a tool as a strict one, if its schema allows it; also return its share of the limits."""
     schema = schemas.strict_parameters(tool, "anthropic")
     if schema is None:
         return None, 0, 0, 0

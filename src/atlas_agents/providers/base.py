@@ -32,7 +32,7 @@ IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 logger = logging.getLogger(__name__)
 _SENT_PROMPT = "sent_prompt"
 turn_warnings: ContextVar[dict[str, str] | None] = ContextVar("atlas_turn_warnings", default=None)
-"""Collects what the requests of a turn do not send as it was given, by the name of the setting."""
+"""Collects the settings that the requests of a turn do not send as given, by name."""
 StopReason: TypeAlias = Literal["stop", "tool_calls", "length", "refusal", "pause", "other"]
 CONTENT_FILTER = "the vendor's content filter stopped it"
 _BY_STATUS: dict[int, ProviderFault] = {
@@ -90,7 +90,7 @@ OMITTED_NOTE = "[omitted: content at a non-public address]"
 
 
 class Capabilities(msgspec.Struct, frozen=True):
-    """What a provider supports natively; the agent loop emulates the rest.
+    """Native capabilities of a provider; the agent loop emulates the rest.
 
     Args:
         streaming: Whether an answer arrives in pieces.
@@ -123,7 +123,7 @@ class OutputSpec(msgspec.Struct, frozen=True, dict=True):
 class Request(msgspec.Struct, frozen=True):
     """A model request. `tool_choice` is auto, none, required or a tool's name.
 
-    `without` names what this model refused before and must not be sent: settings, or parts of the request.
+    `without` names settings or parts of the request that this model refused before and that must not be sent.
     `stable_system` is the beginning of `system` that is the same in every request of a session.
 
     Attributes:
@@ -155,7 +155,7 @@ class TextChunk(msgspec.Struct, frozen=True, gc=False, tag="text", tag_field="ty
     """A piece of text.
 
     Attributes:
-        text: The text that is new.
+        text: The new piece of text.
     """
 
     text: str
@@ -165,7 +165,7 @@ class ThinkingChunk(msgspec.Struct, frozen=True, gc=False, tag="thinking", tag_f
     """A piece of reasoning; the last chunk of a block may carry its signature.
 
     Attributes:
-        text: The text that is new.
+        text: The new piece of text.
         signature: The vendor's signature of the block.
     """
 
@@ -200,11 +200,11 @@ class OpaqueChunk(msgspec.Struct, frozen=True, tag="opaque", tag_field="type"):
 
 
 class ResetChunk(msgspec.Struct, frozen=True, gc=False, tag="reset", tag_field="type"):
-    """Discards all chunks so far; another attempt follows. `usage` is what the vendor reported for the last one.
+    """Discards all chunks so far; another attempt follows. `usage` is the vendor's figure for the last attempt.
 
     Attributes:
         attempt: Number of the attempt that follows.
-        usage: What the vendor reported for the last attempt.
+        usage: Usage of the last attempt as the vendor reported it.
     """
 
     attempt: int
@@ -224,11 +224,11 @@ class DoneChunk(msgspec.Struct, frozen=True, tag="done", tag_field="type"):
     stop_reason: StopReason = "stop"
     model: str = ""
     detail: str = ""
-    """Why the model refused, if the vendor says so."""
+    """Reason of a refusal, if the vendor gives one."""
 
 
 Chunk: TypeAlias = TextChunk | ThinkingChunk | ToolCallChunk | OpaqueChunk | ResetChunk | DoneChunk
-"""Everything a provider yields."""
+"""Union of all chunks that a provider yields."""
 
 
 @runtime_checkable
@@ -253,7 +253,7 @@ def collect_keys(provider: Provider) -> tuple[Secret, ...]:
 
 
 class BaseProvider:
-    """Base class of providers, with what follows from `stream`. A provider of your own may have it, and need not."""
+    """Base class of providers, with methods derived from `stream`. Your own providers may use it, but need not."""
 
     async def complete(self: Provider, request: Request) -> list[Chunk]:
         """Send a request and return all chunks of its answer, without those that a reset discarded."""
@@ -311,7 +311,7 @@ class _SentPrompt(msgspec.Struct, frozen=True):
 
 
 def check_prefix(request: Request, cache: str) -> None:
-    """Log where the beginning of a conversation's prompt changed since the request before.
+    """Log a change in the beginning of a conversation's prompt since the previous request.
 
     Vendors cache a prompt up to the first change. `cache` names the provider and the model, whose cache it is. A
     conversation is reported once.
@@ -330,7 +330,7 @@ def check_prefix(request: Request, cache: str) -> None:
 
 
 def _find_last_sent(messages: Sequence[Message]) -> int:
-    """Return the position of the message that was the last one of the request before: that before the last reply."""
+    """Return the position of the last message of the previous request: the one before the last reply."""
     index = len(messages) - 1
     while index >= 0 and messages[index].role != "assistant":
         index -= 1
@@ -353,7 +353,7 @@ def _find_change(sent: _SentPrompt, request: Request, previous: int) -> tuple[st
 
 
 def _is_compacted(sent: Sequence[Message], now: Sequence[Message]) -> bool:
-    """Return whether a summary, or a note in place of a tool result, is what changed: both are meant to."""
+    """Return whether the change is a summary or a note in place of a tool result, both of which are intended."""
     return bool(now) and ("summary" in now[0].metadata or bool(sent and sent[0].id == now[0].id))
 
 
@@ -379,7 +379,7 @@ def render_result(result: ToolResult) -> tuple[str, list[Image]]:
 
 
 def dump_arguments(value: object) -> str:
-    """Convert arguments that arrived as a value to the text they would have been; invalid JSON stays visible."""
+    """Encode arguments that arrived as a value as JSON text; invalid JSON stays visible."""
     return json.dumps(value)
 
 
@@ -492,7 +492,7 @@ def _read_details(error: object, kind: str) -> Iterator[dict[str, Any]]:
 
 
 def _read_reasons(fields: dict[str, Any]) -> list[str]:
-    """Return what the details say more exactly: Anthropic's code; Google's reason, and a quota of the day."""
+    """Return more specific reasons from the details: Anthropic's code, Google's reason, and a daily quota."""
     if isinstance(details := fields.get("details"), dict) and "error_code" in details:
         return [str(cast(dict[str, Any], details)["error_code"])]
     reasons = [str(detail.get("reason")) for detail in _read_details(fields, "ErrorInfo")]
@@ -523,7 +523,7 @@ def _exceeds_context(message: str) -> bool:
 
 
 def make_cache_key(request: Request) -> str:
-    """Return a key that the requests of one conversation share, by which a vendor finds what it has cached of them."""
+    """Return a key that the requests of one conversation share, by which a vendor finds their cached prefix."""
     first = next(iter(request.messages), None)
     return hashlib.sha256(first.id.encode()).hexdigest()[:32] if first else ""
 

@@ -1,8 +1,8 @@
-"""Model catalogue: what each model costs, how much it reads and writes, and what its family accepts.
+"""Model catalogue: prices, context windows and output limits of models, and rules of their families.
 
 Prices and context windows are in `models.json`, which `make catalogue` generates and the first lookup loads. The rules
 of the families are the vendors' own; `docs/design/models.md` names their sources. An unknown model gets `UNKNOWN`. Its
-values are safe everywhere: nothing is sent unless it was set, and what a server refuses is dropped and remembered.
+values are safe everywhere: only explicit settings are sent, and refused ones are dropped and remembered.
 """
 
 import re
@@ -28,14 +28,14 @@ VENDOR_NAMES = re.compile(
     "claude|gpt|codex|computer-use|gemini|deepseek|grok|stral|pixtral|mixtral|voxtral|kimi|moonshot|minimax|glm-|command|"
     "muse-|(?:^|/)o[134]"
 )
-"""What every name in the data and the rules contains. Others are not looked up, so that they do not load the data."""
+"""Pattern in every name of the data and the rules. Other names are not looked up, which avoids loading the data."""
 _PREFIX = (
     r"^(?:models/|publishers/[^/]+/models/|(?:[a-z-]+\.)?(?:anthropic|openai)\.|"
     r"(?:openrouter|bedrock|vertex_ai|azure|anthropic|openai|google|deepseek|x-ai|mistralai|mistral|moonshotai|minimax|"
     r"z-ai|cohere|meta)/)"
 )
 _SUFFIX = r"(?:-v\d+)?(?::(?:\d+|thinking|extended|online|nitro|exacto))?$"
-"""Versions at Amazon and variants at OpenRouter. Other tags are those of models that one runs, or that are free."""
+"""Version tags at Amazon and variants at OpenRouter. Other tags belong to self-hosted or free models."""
 _DATE = r"[-@](?:\d{8}|\d{4}-\d{2}-\d{2}|\d{2}-\d{2}|\d{4}|latest)$"
 _MILLION = 1_000_000
 _VARIABLE_PREFIXES = {"http": "OPENAI", "openai-responses": "OPENAI"}
@@ -123,17 +123,17 @@ class Price(msgspec.Struct, frozen=True):
 
 
 class ModelProfile(msgspec.Struct, frozen=True):
-    """What a model accepts, as far as it is known.
+    """Known rules of a model: accepted settings and inputs.
 
     Attributes:
         family: Name of the family of models.
         reasoning: Whether it reasons: `never`, when asked (`optional`), unless turned off (`default`), or `always`.
-        min_budget: Fewest tokens that can be given for reasoning.
-        max_budget: Most tokens that can be given for reasoning; None if it is not known.
+        min_budget: Minimum number of tokens that can be given for reasoning.
+        max_budget: Maximum number of tokens that can be given for reasoning; None if it is not known.
         typed_output: How a typed answer is requested: by its schema, as any JSON, or only in the prompt.
         typed_with_tools: Whether a typed answer and tools can be requested together.
         strict_tools: Whether arguments that match the schema can be demanded.
-        min_cached_tokens: Fewest tokens that the vendor caches.
+        min_cached_tokens: Minimum number of tokens that the vendor caches.
     """
 
     family: str = ""
@@ -145,7 +145,7 @@ class ModelProfile(msgspec.Struct, frozen=True):
     min_budget: int = 1024
     max_budget: int | None = None
     off: Literal["none", "disabled", "between_tools", "zero", "omit", "impossible"] = "omit"
-    """How reasoning is turned off."""
+    """The way in which reasoning is turned off."""
     sampling: Literal["yes", "no", "without_reasoning"] = "yes"
     """Whether `temperature` and `top_p` are accepted."""
     forced_tools: Literal["yes", "no", "without_reasoning"] = "yes"
@@ -162,14 +162,14 @@ class ModelProfile(msgspec.Struct, frozen=True):
     signed_calls: bool = False
     """Whether a returned tool call needs the vendor's signature. Such models also accept images in tool results."""
     cache_marks: bool = False
-    """Whether the request marks what is to be cached."""
+    """Whether the request marks the prefix to cache."""
     min_cached_tokens: int = 1024
     context_window: int | None = None
-    """Most tokens of a request, and usually of its answer; None if it is not known."""
+    """Maximum number of tokens of a request, and usually of its answer; None if it is not known."""
     output_limit: int | None = None
-    """Most tokens of an answer; None if it is not known."""
+    """Maximum number of tokens of an answer; None if it is not known."""
     inputs: tuple[Input, ...] = ()
-    """What a message may contain; empty if it is not known."""
+    """Accepted content of messages; empty if it is not known."""
 
 
 UNKNOWN = ModelProfile()
@@ -332,12 +332,12 @@ _LIMITS: tuple[tuple[str, int | None, tuple[Input, ...]], ...] = (
     ("voxtral", None, ("text", "audio")),
     ("(mistral-(small|medium|large)|pixtral)", None, _FILES),
 )
-"""Most tokens of an answer and accepted inputs by name, as the vendors' model pages list them."""
+"""Maximum number of tokens of an answer and accepted inputs by name, as the vendors' model pages list them."""
 
 
 @lru_cache(maxsize=1000)
 def find_profile(model: str) -> ModelProfile:
-    """Return what is known of a model, whatever prefix a cloud or a proxy puts before its name."""
+    """Return the profile of a model, whatever prefix a cloud or a proxy puts before its name."""
     name = _strip_prefix(model)
     if name.startswith("claude-"):
         name = name.replace(".", "-")  # OpenRouter writes claude-opus-5.5
@@ -492,7 +492,7 @@ def _holds(name: str, condition: str) -> bool:
 
 
 class RegisteredModel(msgspec.Struct, frozen=True):
-    """What this process knows of a model beyond the catalogue; it takes precedence."""
+    """Model registered in this process, which takes precedence over the catalogue."""
 
     price: Price | None = None
     context_window: int | None = None
@@ -515,16 +515,16 @@ def register_model(
     output_limit: int | None = None,
     inputs: tuple[Input, ...] = (),
 ) -> None:
-    """Add a model to the catalogue of this process, or replace what the catalogue says of it.
+    """Add a model to the catalogue of this process, or replace its entry.
 
     The name also stands for its dated versions: `"my-model"` for `my-model-2026-05-01`.
 
     Args:
         name: Name of the model, as requests send it.
-        price: What it costs; `Atlas(prices=…)` takes precedence.
-        context_window: Most tokens of a request.
-        output_limit: Most tokens of an answer.
-        inputs: What a message may contain.
+        price: Its price; `Atlas(prices=…)` takes precedence.
+        context_window: Maximum number of tokens of a request.
+        output_limit: Maximum number of tokens of an answer.
+        inputs: Accepted content of messages.
     """
     if price is not None and not price.is_valid:
         raise ConfigError(f"invalid price of {name!r}: must not be negative")

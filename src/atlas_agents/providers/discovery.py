@@ -129,7 +129,7 @@ async def _look_at(session: Any, id: str, address: str) -> FoundServer | None:
 
 
 class ProviderCheck(msgspec.Struct, frozen=True):
-    """What came of a test request: the models of the provider, or what went wrong."""
+    """Outcome of a test request: the models of the provider, or the error."""
 
     models: tuple[str, ...] = ()
     error: str = ""
@@ -152,7 +152,7 @@ async def check_provider(id: str, registry: Registry) -> ProviderCheck:
 
 
 def _describe_failure(title: str, address: str, error: ProviderError) -> str:
-    """Say what went wrong without the vendor's text, which may repeat a part of the key."""
+    """Describe the error without the vendor's text, which may repeat a part of the key."""
     host = urlsplit(address).netloc.rpartition("@")[2]
     if error.status in (401, 403):
         return f"{title} rejected this key ({error.status}). Check that you copied all of it."

@@ -1,8 +1,8 @@
 """Retries and failover over several providers, with one budget per turn.
 
 Output of a failed attempt is withdrawn with a ResetChunk; two answers are never joined. An invalid request is invalid
-everywhere, so it is not sent to the other providers. One that exceeds a model's context window moves on to a model
-with a larger window, if there is one.
+everywhere, so it is not sent to the other providers. A request that exceeds a model's context window moves on to a
+model with a larger window, if there is one.
 """
 
 import math
@@ -27,7 +27,7 @@ from atlas_agents.providers.catalogue import UNKNOWN, ModelProfile, find_profile
 
 _PERMANENT_KINDS = frozenset(("auth", "quota"))
 MAX_ANSWER = 4 << 20
-"""Characters of text and thinking in one answer, about a million tokens."""
+"""Maximum number of characters of text and thinking in one answer, about a million tokens."""
 
 
 WINDOW = 900.0
@@ -38,10 +38,10 @@ _LOG_RATIO = math.log(_BUCKET_RATIO)
 _TOOL_TOKENS = "context_tokens"
 _MIN_LIMIT = 256
 _MEASURED = 1000
-"""Estimated tokens from which on a vendor's own count is compared with the estimate."""
+"""Minimum estimated tokens of a request whose estimate is calibrated with the vendor's count."""
 _SMALL, _FEW = 250, 4
-"""Tokens and messages up to which an answered request says nothing about the limit of its model. The tokens alone do
-not tell: some servers leave out those they have cached."""
+"""Tokens and messages up to which an answered request says nothing about the limit of its model. The tokens alone are
+not enough: some servers do not count cached tokens."""
 _WINDOW = re.compile(
     r"(?:maximum context length is|maximum prompt length is|allowed \(|context size \(|tokens >)\s*([\d,]+)"
 )
@@ -49,7 +49,7 @@ _NUMBERS = re.compile(r"\d[\d,]*")
 REFUSAL = "refusal"
 """Kind of a failed attempt whose model refused to answer."""
 _MAX_MESSAGE = 300
-"""Characters of the message of a failed attempt that are recorded."""
+"""Maximum length of the recorded message of a failed attempt."""
 
 
 def request_tokens(request: Request) -> int:
@@ -69,7 +69,7 @@ def overhead_tokens(system: str, tools: Sequence[ToolSpec]) -> int:
 
 
 class ContextLimit:
-    """How much a model can be sent, in estimated tokens: a share of its context window, or less if it refused that.
+    """Learned context limit of a model, in estimated tokens: a share of its context window, or less if it refused that.
 
     All turns of a process share it. The estimate is calibrated by the tokens that the vendor counts.
     """
@@ -89,23 +89,23 @@ class ContextLimit:
 
     @property
     def tokens(self) -> float:
-        """Most estimated tokens of a request; infinite if nothing is known. An eighth of the window is left free."""
+        """Maximum estimated tokens of a request; infinite if unknown. An eighth of the window is left free."""
         return self.within()
 
     @property
     def is_unknown(self) -> bool:
-        """Whether neither the catalogue nor an answer of the model says how much it can be sent."""
+        """Whether the limit is unknown: neither the catalogue nor an answer of the model implies one."""
         return self._learned == math.inf and self.profile.context_window is None
 
     def within(self, window: int | None = None) -> float:
-        """The same, with this context window in tokens instead of the one in the catalogue."""
+        """Return the limit with this context window in tokens instead of the one in the catalogue."""
         window = window or self.profile.context_window
         return min(self._learned, math.inf if window is None else window * 7 / 8 / self._ratio)
 
     def record_refusal(self, tokens: int, error: ProviderError) -> None:
-        """Learn from a request that was too long: what was answered before still fits, or what the error's numbers say.
+        """Lower the limit after a request that was too long: by the ratio in the error, or else by half.
 
-        Otherwise half of the request may fit.
+        It does not fall below the largest request that was answered.
         """
         if tokens <= self._answered:
             self._answered = 0
@@ -125,7 +125,7 @@ _limits: weakref.WeakKeyDictionary[Provider, dict[str, ContextLimit]] = weakref.
 
 
 def find_limit(route: "Route") -> ContextLimit:
-    """Return what is known of the context window of a route's model."""
+    """Return the context limit of a route's model."""
     model = route.model or getattr(route.provider, "model", None) or ""
     provider: Provider = getattr(route.provider, "inner", route.provider)
     known = _limits.setdefault(provider, {})
@@ -374,7 +374,7 @@ class TurnProvider:
         self._tried: tuple[int, ...] = ()
         self._failure: ProviderError | None = None
         self._failures: tuple[str, ...] = ()
-        """What is reported about the failed attempts at the request."""
+        """Records of the failed attempts at the request."""
         self._sent_at = self._first_chunk = 0.0
         self._is_complete = self._is_too_long = False
         self.max_tokens: int | None = None
@@ -401,7 +401,7 @@ class TurnProvider:
 
     @property
     def limits(self) -> Sequence[ContextLimit]:
-        """How much each of the models can be sent."""
+        """Context limits of the models."""
         return self._pool.limits
 
     @property
@@ -415,7 +415,7 @@ class TurnProvider:
         return failed
 
     async def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
-        """Stream an answer. What a failed attempt has streamed is withdrawn, and the next one begins anew."""
+        """Stream an answer. Output of a failed attempt is withdrawn before the next attempt."""
         sent = self._begin(request)
         while sent is not None:
             streamed, size = False, 0
@@ -448,7 +448,7 @@ class TurnProvider:
         raise ProviderError("no provider answered: " + "; ".join(self._failures), kind)
 
     def _fail(self, failure: ProviderError, *, streamed: bool) -> ResetChunk | None:
-        """Record a failed attempt, and withdraw what it has streamed or used; None if that is nothing."""
+        """Record a failed attempt and return the reset that withdraws its output and usage; None if there is none."""
         self._failures = (*self._failures, self._record_failure(failure))
         used = failure.usage if isinstance(failure, ModelRefused) else None
         return ResetChunk(self._attempts, used) if streamed or used is not None else None
@@ -458,7 +458,7 @@ class TurnProvider:
         self._pool.health.record_success(self._last.label, self._clock.monotonic(), self._first_chunk)
 
     def _record_failure(self, error: ProviderError) -> str:
-        """Record a failed attempt, and return what is reported about it; a refusal says nothing about the health."""
+        """Record a failed attempt and return its record; a refusal does not affect the model's health."""
         now, kind = self._clock.monotonic(), REFUSAL
         if type(error) is not ModelRefused:
             kind = error.kind
@@ -514,7 +514,7 @@ class TurnProvider:
             self._pool.limits[self._index].record_success(self._estimate(request), chunk.usage)
 
     def _should_ask_others(self) -> bool:
-        """Return whether another provider answers what this one refused."""
+        """Return whether another provider is asked after this one refused."""
         return self._pool.policy.on_refusal == "failover" and len(self._tried) + 1 < len(self._pool.routes)
 
     def _estimate(self, request: Request) -> int:

@@ -195,7 +195,7 @@ class GeminiReader:
         return chunks
 
     def _continue(self) -> None:
-        """Prepare for the response to the next request for this answer; each request has its own usage."""
+        """Prepare for the next response of a continued answer; each request has its own usage."""
         self.complete, self.continuation, self._stop = False, self._token, ""
         self._earlier_usage += _count_usage(self._usage, 0)
         self._usage = None

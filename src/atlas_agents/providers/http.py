@@ -46,7 +46,7 @@ _USAGE_TIMEOUT = 2.0
 _EOF_TIMEOUT = 0.1
 _KEY_TIMEOUT = 30.0
 _JOINED_HEADERS = ("anthropic-beta",)
-"""Headers whose values are lists: one of the settings is added to that of the request."""
+"""Headers with list values: a value from the settings is appended to the request's."""
 _BEDROCK_INVOKE = re.compile(r"https?://bedrock-runtime(?:-fips)?\.([\w-]+)\.")
 _DESCRIPTOR_WAITS = (0.1, 0.2, 0.5, 1.0, 2.0, 4.0, 8.0)
 """Seconds to wait for a file descriptor before an attempt to connect fails."""
@@ -245,7 +245,7 @@ class HttpResponse:
         self.event_count = 0
         """Number of significant events in what was read, when the idle timeout was last restarted."""
         self.rest = b""
-        """What was read, but not returned by `read_slice` yet."""
+        """Bytes that were read, but not yet returned by `read_slice`."""
         self._response = response
         self._network_errors = network_errors
 
@@ -498,8 +498,8 @@ async def exchange(
     """Make one request. Raises ProviderError, with the keys redacted from the server's message.
 
     `headers` may be a function, which is called for each attempt and may add to `keys`. `correct` is called with the
-    error of a refused request, also one that a stream begins with; the body that it returns is sent instead, until it
-    returns None.
+    error of a refused request, even if the error is the first event of a stream; the body that it returns is sent
+    instead, until it returns None.
     """
     try:
         while True:
@@ -651,7 +651,7 @@ def _check_address(address: str) -> None:
 
 
 MAX_MODELS_BODY = 4 << 20
-"""Most bytes of a list of models that are read."""
+"""Maximum size in bytes of a list of models."""
 
 
 class HttpProvider(BaseProvider):
@@ -808,7 +808,7 @@ class HttpProvider(BaseProvider):
         encode: Callable[[Request], bytes],
         reader: StreamReader,
     ) -> AsyncGenerator[Chunk, None]:
-        """Send a request as far as the model accepts it; what it refuses is dropped and the rest is sent again."""
+        """Send a request as far as the model accepts it; refused parts are dropped and the rest is sent again."""
         profile = self.find_profile(model)
         extra = RequestHeaders(request.settings.extra_headers)
         keys = [*([self.key] if self.key else ()), *[Secret(value) for value in extra.values()]]
@@ -832,11 +832,11 @@ class HttpProvider(BaseProvider):
         return _add_headers(_add_headers(headers, self._key_headers(key.reveal())), extra)
 
     def adapt(self, request: Request, model: str, profile: ModelProfile, dialect: Dialect) -> Request:
-        """Internal: return a request without what the model is known to refuse."""
+        """Internal: return a request without the parts that the model is known to refuse."""
         return self._adaptation.adapt(request, model, profile, dialect)
 
     def learn(self, error: ProviderError, sent: Request, model: str) -> bool:
-        """Internal: return whether a refused request may be accepted without what the error names."""
+        """Internal: return whether a refused request may be accepted without the part that the error names."""
         return self._adaptation.learn(error, sent, model)
 
     def finish_body(self, body: bytes, request: Request) -> bytes:
@@ -847,7 +847,7 @@ class HttpProvider(BaseProvider):
         return merge_body(body, {**self.path_model_fields, **extra}, without="model")
 
     def share_refusals(self, other: "HttpProvider") -> None:
-        """Use what the models of another provider of the same API refused, and add to it."""
+        """Share the record of refusals with another provider of the same API."""
         self._adaptation = other._adaptation
 
     async def close(self) -> None:
@@ -861,7 +861,7 @@ class HttpProvider(BaseProvider):
 
 
 class _AdaptedRequest:
-    """A request to a model, which is encoded again without what the model refused."""
+    """A request to a model, encoded again after each refusal without the refused part."""
 
     __slots__ = ("_dialect", "_encode", "_model", "_profile", "_provider", "_renewed", "_request", "_sent")
 

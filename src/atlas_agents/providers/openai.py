@@ -46,20 +46,20 @@ _AUDIO_FORMATS = {
     "audio/mp3": "mp3",
 }
 _LEVELS: tuple[Effort, ...] = ("low", "medium", "high")
-"""Efforts that servers know that take no number of tokens."""
+"""Effort levels of servers that accept no number of tokens."""
 _PLAIN_SETTINGS = ("temperature", "top_p", "service_tier")
 
 
 class ChatVariant(msgspec.Struct, frozen=True):
-    """Where a vendor's chat completions differ from OpenAI's."""
+    """Differences of a vendor's chat completions from OpenAI's."""
 
     name: str = ""
     hosts: tuple[str, ...] = ()
-    """Domains at which it is found."""
+    """Domains of the vendor."""
     models: str = ""
     """Pattern of the names of models with these rules."""
     limit: Literal["", "max_tokens"] = ""
-    """The name of the limit, if it does not depend on the model."""
+    """The field name of `max_tokens`, if it does not depend on the model."""
     seed: str = "seed"
     effort: Literal["reasoning_effort", "thinking", "reasoning", "thinking_config"] = "reasoning_effort"
     """The field for the effort; `thinking` is a switch beside it, and the last two also take a number of tokens."""
@@ -333,7 +333,7 @@ class OpenAIReader:
             chunks.append(base.ThinkingChunk(text))
 
     def _collect_state(self) -> dict[str, Any]:
-        """Return what the next request has to return: the field of the thinking, and what is not text."""
+        """Return the reasoning state for the next request: the field of the thinking, and content that is not text."""
         state: dict[str, Any] = {}
         if details := self._details.join():
             state["reasoning_details"] = details
@@ -463,7 +463,7 @@ def encode_request(
     """Encode the request body. Raises BrokenHistory if a tool call and its result are separated.
 
     `extra` are fields that a server accepts beyond OpenAI's; the request's own fields take precedence. `warn` is called
-    with what is left out of a message, and why.
+    with each omitted part of a message, and the reason.
     """
     encoder = _MessageEncoder(variant, profile, origin, request.without, warn)
     messages = base.encode_messages(request.messages, encoder.cache_key, encoder.encode)
@@ -655,7 +655,7 @@ class _MessageEncoder:
         return reply
 
     def _find_state(self, message: Message) -> dict[str, Any]:
-        """Return what this server sent along with the message."""
+        """Return the reasoning state that this server sent with the message."""
         for part in message.parts:
             if type(part) is parts.Opaque and part.vendor == self._origin:
                 return part.block

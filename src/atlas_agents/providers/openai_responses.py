@@ -32,7 +32,7 @@ _PLAIN_SETTINGS = ("temperature", "top_p", "service_tier")
 _MIN_TOKENS = 16
 _KEPT_FIELDS = ("id", "status", "phase")
 _BAD_INPUT = frozenset(("invalid_prompt", "bio_policy", "misalignment_policy_violation", "data_residency_mismatch"))
-"""Codes of a failed response that another attempt does not help, besides those about images."""
+"""Error codes of a failed response for which a retry is pointless, besides those about images."""
 
 
 class _TextEvent(msgspec.Struct):
@@ -103,7 +103,7 @@ class _OpenItem:
 
 
 class ResponsesReader:
-    """Decoder of one response. Items count once they are done; `origin` marks what only its author can read."""
+    """Decoder of one response. Items count once they are done; `origin` marks items that only their author can read."""
 
     def __init__(self, origin: str = "openai") -> None:
         self.event_count = 0
@@ -123,7 +123,7 @@ class ResponsesReader:
 
     @property
     def is_reasoning(self) -> bool:
-        """Whether the model reasons, of which the stream shows little or nothing."""
+        """Whether the model is reasoning, during which few or no events arrive."""
         return any(item.kind == "reasoning" for item in self._open.values())
 
     def renew(self) -> "ResponsesReader":
@@ -297,7 +297,7 @@ class ResponsesReader:
         chunks.append(chunk)
 
     def _keep(self, content: dict[str, Any], **fields: object) -> None:
-        """Keep what the text or the call does not have, in its place among the items."""
+        """Keep the fields of an item that the text or the call does not have, at its position among the items."""
         kept = {name: clean(value) for name in _KEPT_FIELDS if isinstance(value := content.get(name), str)}
         if "id" in kept or "phase" in kept:
             self._held.append(base.OpaqueChunk(self._origin, {"type": content["type"], **kept, **fields}))
@@ -367,7 +367,7 @@ def encode_request(
 ) -> bytes:
     """Encode the request body. Raises BrokenHistory if a tool call and its result are separated.
 
-    `warn` is called with what is left out of a message, and why.
+    `warn` is called with each omitted part of a message, and the reason.
     """
     attachments = adaptation.Attachments(request.without, profile, warn)
     key, encode_one = f"{_CACHE} {origin} {attachments.key}", partial(_encode_message, attachments, origin=origin)
@@ -563,7 +563,7 @@ def _encode_file(attachments: adaptation.Attachments, file: File) -> dict[str, A
 def prepare(
     base_url: str, model: str, profile: ModelProfile, refused: adaptation.Adaptation
 ) -> tuple[str, Callable[[base.Request], bytes], ResponsesReader]:
-    """Return how a model is asked at an address."""
+    """Return the rules for requests to a model at an address."""
     origin = find_origin(base_url, model)
 
     def encode_body(request: base.Request) -> bytes:

@@ -50,7 +50,7 @@ NO_LIMIT = RateLimit()
 
 
 class BucketState(msgspec.Struct, frozen=True):
-    """Token bucket state of a key: the Unix time at which its requests and tokens so far are paid off at the limit's
+    """Token bucket state of a key: the Unix times at which its past requests and tokens are paid off at the limit's
     rate.
 
     `cooldown_end` is the end of its cool-down.
@@ -184,7 +184,7 @@ class SharedRateLimiter:
             logger.warning("cool-down not shared: error=%s", error)
 
     async def _renew_lease(self, key: str, limit: RateLimit, lease: _Lease, tokens: int) -> float:
-        """Reserve capacity for one second, or more if needed, and settle what was overspent before."""
+        """Reserve capacity for one second, or more if needed, and settle earlier overspending."""
         requests = math.ceil((limit.requests or 3600) / 60)
         tokens_wanted = max(tokens - lease.tokens, math.ceil((limit.tokens or 0) / 60))
         now = self._clock.time()

@@ -1,7 +1,7 @@
-"""Provider registry: resolves model references to providers, which exist when their key is set.
+"""Provider registry: resolves model references to providers. A provider is available if its key is set.
 
-Also the providers that it builds from others: `Balanced` over several keys, `FunctionProvider` for a callable, and
-`SelfHostedProvider` for Ollama, vLLM and llama.cpp.
+The module also has providers that the registry builds: `Balanced` over several keys, `FunctionProvider` for a callable,
+and `SelfHostedProvider` for Ollama, vLLM and llama.cpp.
 """
 
 import asyncio
@@ -35,17 +35,17 @@ _COOLDOWNS = {"rate_limit": 15.0, "overloaded": 15.0, "quota": 600.0, "auth": 60
 _SHARED_CREDENTIALS = {"openai-responses": "openai"}
 """Providers that use the stored credentials of another one."""
 _LIMITED_AS = {"openai-responses": "openai"}
-"""Providers whose keys are limited as those of another one, unless they have a limit of their own."""
+"""Providers whose keys use the limits of another provider, unless they have limits of their own."""
 _SLOW_START_TIMEOUTS = Timeouts(first_byte=180, idle=60, total=900)  # a self-hosted server may load its model first
 Model: TypeAlias = str | base.Provider | Route | Callable[[base.Request], Any]
-"""What an agent accepts as its model: a reference, a provider (with a model), or a callable."""
+"""Accepted forms of an agent's model: a reference, a provider (with a model), or a callable."""
 
 ProviderFactory: TypeAlias = Callable[[Environment], base.Provider]
 """Creates a provider from the environment; raises MissingKey if a setting is missing."""
 
 
 def _is_provider(model: object) -> TypeGuard[base.Provider]:
-    """Check the base class first, which takes far less time than a check of the methods."""
+    """Return whether a value is a provider. The base class is checked first, which is much faster than the protocol."""
     return isinstance(model, (base.BaseProvider, base.Provider))
 
 
@@ -78,7 +78,7 @@ def check_model(model: Model) -> Model:
 
 
 def _nearest_provider(id: str, known: Iterable[str]) -> str:
-    """Return the known provider that a misspelt name stands for; a name that extends a known one is another one."""
+    """Return the known provider that a name probably misspells; an extended known name is not a misspelling."""
     import difflib  # needed only for the error
 
     names = sorted(known)
@@ -382,7 +382,7 @@ class Balanced(base.BaseProvider):
 
 
 def _share_refusals(providers: Sequence[base.Provider]) -> None:
-    """Let providers of one API learn from each other's requests, so that each refusal is met and reported once."""
+    """Share refusals among providers of one API, so that each refusal occurs and is reported only once."""
     first = providers[0]
     for provider in providers[1:]:
         if isinstance(first, HttpProvider) and isinstance(provider, type(first)) and isinstance(provider, HttpProvider):

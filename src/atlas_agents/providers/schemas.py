@@ -1,7 +1,7 @@
 """Output schemas, and those of strict tools: JSON schemas as each vendor accepts them.
 
-`Adaptation.adapt` calls `fit_output` for every request, so the encoder of a wire finds in `Request.output` what it can
-send as it is, or no output and an instruction in the system prompt. The rules are the vendors' own:
+`Adaptation.adapt` calls `fit_output` for every request, so the encoders find in `Request.output` a schema that they can
+send unchanged, or no output and an instruction in the system prompt. The rules are the vendors' own:
 
 - Anthropic: `transform_schema` of its SDK. Every object is closed; what the API does not know moves to the description.
 - OpenAI, strict: platform guide "Structured outputs". Every object is closed and requires all of its properties;
@@ -421,7 +421,7 @@ def _openai_node(node: Schema, definitions: Schema, inlined: tuple[str, ...]) ->
 
 
 def _openai_reference(node: Schema, definitions: Schema, inlined: tuple[str, ...]) -> Schema:
-    """Return a reference, or what it refers to if there are other keywords: none may stand beside a reference."""
+    """Return a reference, or its target if there are other keywords: none may stand beside a reference."""
     name = str(node["$ref"]).removeprefix("#/$defs/")
     if name not in definitions:
         raise _NotExpressible("reference outside the definitions")

@@ -1,4 +1,4 @@
-"""Model settings: how a model generates its answer. Each wire maps them to the fields that its vendor knows."""
+"""Model settings: how a model generates its answer. Each encoder maps them to its vendor's fields."""
 
 import re
 from collections.abc import Mapping
@@ -9,10 +9,10 @@ import msgspec
 from atlas_agents.core.errors import ConfigError
 
 Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-"""How much a model reasons before it answers."""
+"""Effort: how much a model reasons before it answers."""
 EFFORTS: tuple[Effort, ...] = get_args(Effort)
 Cache: TypeAlias = Literal["off", "5m", "1h"]
-"""How long a vendor keeps the beginning of a request for the next one."""
+"""Prompt caching: how long a vendor keeps the beginning of a request for the next one."""
 EFFORT_BUDGETS: dict[Effort, int] = {
     "none": 0,
     "minimal": 1024,
@@ -22,7 +22,7 @@ EFFORT_BUDGETS: dict[Effort, int] = {
     "xhigh": 24_576,
     "max": 32_768,
 }
-"""Tokens of reasoning that stand for a level, where a model takes one of them and was given the other."""
+"""Equivalent tokens of each effort level, for models that accept only the other form."""
 _MIN_BUDGET = 1
 _OWN_FIELDS = ("model", "messages", "stream", "input", "contents")
 """Fields of a body that only the request itself sets."""
@@ -39,7 +39,7 @@ class ModelSettings(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkn
     Args:
         temperature: Randomness, from 0 to 2.
         top_p: Share of the probability mass to choose from, above 0 and at most 1.
-        max_tokens: Most tokens of one answer, including its reasoning.
+        max_tokens: Maximum number of tokens of one answer, including its reasoning.
         stop: Texts that end the answer.
         seed: Makes answers reproducible where a vendor supports it.
         service_tier: The vendor's name of a processing tier.
@@ -118,7 +118,7 @@ class ModelSettings(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkn
         return msgspec.structs.replace(self, **changed) if changed else self
 
     def fill(self, requested: "ModelSettings") -> "ModelSettings":
-        """Internal: return these settings with what a caller requests where they allow it.
+        """Internal: return these settings with those that a caller requests, where they allow it.
 
         A setting that is set here stays, except that the lower effort and the lower number of tokens apply. Extra
         fields and headers of the caller are ignored.

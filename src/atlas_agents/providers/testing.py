@@ -24,7 +24,7 @@ class Reply:
 
     Args:
         items: Texts, tool calls and errors in the order in which they are streamed.
-        stop: Why the reply ends; by default what the items imply.
+        stop: Why the reply ends; derived from the items by default.
     """
 
     def __init__(self, *items: _Item, stop: base.StopReason | None = None) -> None:

@@ -21,7 +21,7 @@ from atlas_agents.storage.sql.tables import Query, Row, bind
 Fetch: TypeAlias = Callable[[Query], Awaitable[list[Row]]]
 Rows: TypeAlias = tuple[StoredMessage, ...]
 _ROW_SIZE = 300
-"""Approximate bytes of a message besides its body."""
+"""Approximate size in bytes of a message besides its body."""
 _SHARED_TENANT = "default"
 """Tenant of the secret: there is one for the whole database, whichever tenant a cached history belongs to."""
 

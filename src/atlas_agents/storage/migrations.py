@@ -483,7 +483,7 @@ POSTGRES = {
 
 
 def pending_migrations(version: int, where: str, types: dict[str, str]) -> list[tuple[int, list[str]]]:
-    """Return the steps that a database of this version still needs, each with the version it leads to.
+    """Return the pending steps of a database of this version, each with the version that it leads to.
 
     `types` fills in the placeholders of one kind of database; statements that are empty for it are left out.
     """
@@ -499,7 +499,7 @@ def pending_migrations(version: int, where: str, types: dict[str, str]) -> list[
 
 
 def log_step(where: str, number: int, last: int) -> None:
-    """Log the step of an older database that begins now; the gateway shows it even before it is ready."""
+    """Log the start of a migration step; the gateway shows this even before it is ready."""
     logger.info("migrating the database: %s step=%d of=%d", where, number, last)
 
 
@@ -521,7 +521,7 @@ def _checksum(step: tuple[str, ...], replacements: tuple[tuple[str, str], ...]) 
 
 
 def check_applied(applied: Mapping[int, str], where: str, types: dict[str, str]) -> None:
-    """Raise StoreError if a step was applied in another form than the one of this version."""
+    """Raise StoreError if a step was applied in a form that differs from this version's."""
     expected = step_checksums(types)
     for number, checksum in sorted(applied.items()):
         if number in expected and expected[number] != checksum:

@@ -73,7 +73,7 @@ function that it returns is called after the commit."""
 
 _MAX_GROUP = 64
 _MAX_GROUP_BYTES = 8 << 20
-"""Content of commits that share a transaction: more would take too long for those that wait."""
+"""Maximum size of commits that share a transaction: more would delay the waiting commits."""
 _RETRY_DELAY = 0.1
 _BORROW_TIMEOUT = 5.0
 _UNCLEAR = "the connection to Postgres was lost while committing: the commit may or may not have been written"
@@ -82,16 +82,16 @@ SELECT CAST(%(id)s AS UUID), CAST(%(token)s AS BIGINT) + 1, now()
 ON CONFLICT (id) DO UPDATE SET written_at = now(),
     token = CASE WHEN t.token = %(token)s THEN t.token ELSE excluded.token END RETURNING token = %(token)s"""
 """Decides whether a transaction was committed: waits until it has ended, and returns whether its token is there. If
-not, a higher one takes its place, so that the transaction fails should it arrive later."""
+not, a higher token takes its place, so that the transaction fails if it arrives later."""
 _TOKEN_STEP = 2
 _MAX_PAUSE = 0.03
 """Seconds between two groups of commits, at most."""
 _LAST_AUDIT_ROWS = 1000
-"""Rows at the end of the audit log among which those of a commit are after its outcome was unclear."""
+"""Number of rows at the end of the audit log that are searched for the rows of a commit with an unclear outcome."""
 _PRUNE_TOKENS = """DELETE FROM commit_tokens WHERE id IN (
 SELECT id FROM commit_tokens WHERE written_at < now() - interval '1 day' FOR UPDATE SKIP LOCKED)"""
-"""A token is needed for as long as a writer retries, which is seconds. A live writer whose row is deleted inserts it
-again."""
+"""Deletes old tokens. A token is needed only while a writer retries, which takes seconds; a live writer inserts a
+deleted row again."""
 
 
 class PostgresStore(SqlReads):
@@ -100,7 +100,7 @@ class PostgresStore(SqlReads):
     Args:
         url: Address of the database, `postgresql://…`.
         schema: Schema of the tables.
-        connections: Most connections; at least 2.
+        connections: Maximum number of connections; at least 2.
         retry_timeout: Seconds for which a lost connection is retried; then callers get `StoreLost`, and the next call
             tries again.
         busy_timeout: Seconds to wait for a lock.
@@ -278,7 +278,7 @@ class PostgresStore(SqlReads):
 
     @property
     def has_pgvector(self) -> bool:
-        """Whether the server compares vectors; otherwise this process does, with all of them in memory."""
+        """Whether the server compares vectors; otherwise this process compares them in memory."""
         return self._pgvector_schema is not None
 
     async def search_text(self, tenant: str, where: Where, words: Sequence[str], *, limit: int = 50) -> list[Hit]:
@@ -392,9 +392,9 @@ class _CommitFailed(Exception):
 class Writer:
     """Group commit: a queue of pending commits per tenant, and a task that empties it.
 
-    After a group of several commits, the next one waits for as long as that group took, so that turns which continue
-    meanwhile share its transaction: with many processes, each would otherwise write small groups. A commit that no
-    other one comes close to does not wait.
+    After a group of several commits, the next group waits for as long as that group took, so that turns that continue
+    meanwhile share its transaction; otherwise many processes would each write small groups. A single commit without
+    others close to it does not wait.
 
     With `is_shared`, commits that run step by step share the lock of the tenant with those of turns where they can.
     """
@@ -423,7 +423,7 @@ class Writer:
         self._journals = ChainEnds()
         self._waiting: dict[str, deque[Commit]] = {}
         self._pause_until = 0.0
-        """Until then (in the time of the event loop), the next group waits for further commits."""
+        """Time of the event loop until which the next group waits for further commits."""
         self._tasks = BackgroundTasks("Postgres writer")
 
     async def commit(self, tenant: str, writes: Sequence[Write]) -> list[Any]:
@@ -504,7 +504,7 @@ class Writer:
         return await self._commit_stepwise(tenant, group)
 
     async def _commit_pipelined(self, tenant: str, group: Sequence[Commit]) -> Sequence[AfterCommit | None]:
-        """Commit a group with two messages. Raises `NotPipelined` if it must be repeated step by step."""
+        """Commit a group in two messages; raises `NotPipelined` if it must be repeated step by step."""
         commits = [queued.request for queued in group]
         token = next(self._tokens)
         committing, after_commit, batch = False, list[AfterCommit | None](), None
@@ -596,7 +596,7 @@ class Writer:
             return after_commit
 
     async def _apply_in_savepoint(self, cursor: Cursor, context: WriteContext, queued: Commit) -> AfterCommit | None:
-        """Apply one commit of several, or nothing of it."""
+        """Apply one commit of several completely, or not at all."""
         await cursor.execute("SAVEPOINT one")
         try:
             return await self._apply(cursor, context, queued)
@@ -606,7 +606,7 @@ class Writer:
             return None
 
     async def _apply(self, cursor: Cursor, context: WriteContext, queued: Commit) -> AfterCommit | None:
-        """Apply one commit. Its failure is its own, unless the connection is lost or the lock must not be shared."""
+        """Apply one commit. A failure affects only this commit, unless the connection or shared lock is at fault."""
         try:
             queued.result = results = await _run_steps(cursor, apply_writes(context, queued.request))
             if self._hook is not None:
@@ -664,8 +664,8 @@ async def prune_tokens(connection: postgres_connection.Connection) -> None:
 
 
 async def _roll_back(connection: postgres_connection.Connection) -> None:
-    """Roll back with psycopg's method, which also forgets the statements that it took for prepared: those that follow a
-    failed one in a pipeline were not."""
+    """Roll back with psycopg's method, which also forgets statements that it wrongly considers prepared: those after a
+    failed one in a pipeline."""
     try:
         await connection.rollback()
     except psycopg.Error:

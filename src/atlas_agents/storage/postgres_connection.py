@@ -48,7 +48,7 @@ _FULL = ("53100", "53200", "58030")
 _REFUSED = ("28", "3D000", "42501")
 _STARTING = re.compile("starting up|shutting down|recovery|too many|connection slots")
 _MAX_DIMENSIONS = 2000
-"""Maximum of a pgvector index."""
+"""Maximum number of dimensions of a pgvector index."""
 _INDEX_TIMEOUT = 600.0
 _FLOAT_ARRAY_OID = 1021
 
@@ -83,7 +83,7 @@ class Connection(psycopg.AsyncConnection[TupleRow]):
 
 
 async def connect(url: str) -> Connection:
-    """Open a connection outside the pool. Unlike one of the pool it fails at once, with the reason."""
+    """Open a connection outside the pool. Unlike the pool, it fails at once, with the reason."""
     try:
         conninfo_to_dict(url)
     except psycopg.Error:  # the original message contains the URL with its password
@@ -110,8 +110,8 @@ async def configure(
 
 
 async def set_guarantees(connection: Connection) -> None:
-    """Override what a server, database or role may have set: commits wait for the disk, and a statement that follows a
-    lock sees what was committed before the lock was acquired."""
+    """Override settings of the server, database or role: commits wait for the disk, and a statement after a lock sees
+    all commits before the lock was acquired."""
     await connection.execute(
         """SELECT set_config('default_transaction_isolation', 'read committed', false),
         CASE WHEN current_setting('synchronous_commit') IN ('off', 'local')
@@ -126,7 +126,7 @@ async def migrate(connection: Connection, schema: str) -> None:
 
 
 async def _migrate_step(connection: Connection, schema: str) -> bool:
-    """Apply the next migration in one transaction, and in a new schema all; return whether more may be pending."""
+    """Apply the next migration in one transaction, or all in a new schema; return whether more may be pending."""
     where = f"the Postgres schema {schema}"
     async with connection.transaction():
         await connection.execute("SELECT pg_advisory_xact_lock(%s)", (_MIGRATION_LOCK,))
@@ -195,8 +195,8 @@ async def send(connection: Connection, query: Query) -> Cursor:
 async def receive(cursor: Cursor) -> list[Row]:
     """Return the rows of a query that was sent in pipeline mode and returns rows.
 
-    Fetching sends everything that is left of the query. `pipeline.sync` waits for the answer at once, and forever if
-    the query is larger than the buffers of the socket.
+    Fetching first sends the rest of the query. `pipeline.sync` would wait for the answer at once, and forever if the
+    query exceeds the buffers of the socket.
     """
     return await cursor.fetchall()
 
@@ -208,7 +208,7 @@ def _translate_parameters(statement: str) -> bytes:
 
 
 def translate_error(error: psycopg.Error) -> StoreError:
-    """Map a Postgres error to a `StoreError` that says what to do about it."""
+    """Map a Postgres error to a `StoreError` with a remedy."""
     code, line = error.sqlstate or "", _one_line(error)
     if code.startswith(_REFUSED) or (not code and "FATAL: " in line and not _STARTING.search(line)):
         return StoreError(f"Postgres refused the connection: {line}")
@@ -232,7 +232,7 @@ def is_lost(error: psycopg.Error) -> bool:
 
 
 def is_retried(error: psycopg.Error) -> bool:
-    """Return whether a transaction should be repeated as it is, or is refused because a lock is held for too long."""
+    """Return whether a transaction should be retried unchanged, or was refused because a lock was held for too long."""
     return is_lost(error) or error.sqlstate == errors.LockNotAvailable.sqlstate
 
 
@@ -252,7 +252,7 @@ class VectorDumper(Dumper):
 
 
 async def find_pgvector(connection: Connection) -> str | None:
-    """Return the schema of pgvector, installing it if possible; None if this process must compare the vectors."""
+    """Return the schema of pgvector, and install it if possible; None if this process must compare the vectors."""
     query = """SELECT n.nspname, e.extversion FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace
         WHERE e.extname = 'vector'"""
     row = await (await connection.execute(query)).fetchone()

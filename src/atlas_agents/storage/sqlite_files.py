@@ -41,7 +41,7 @@ _MIN_VERSION = (3, 35, 0)
 _PAGE_SIZE = 1024
 """Bytes per page of a new database. A commit changes a few rows in many places and writes each page that it changes."""
 _LOG_SIZE = 4 << 20
-"""Bytes in the write-ahead log from which on they are moved to the file."""
+"""Size of the write-ahead log in bytes at which it is moved to the database file."""
 WRITER_CACHE = 8 << 10
 """Page cache of the writer, in kilobytes. The pages of indexes on random ids are all over the file."""
 _LARGE_CACHE = 64 << 10
@@ -51,13 +51,13 @@ _CHECKED_BYTES = 64 << 20
 _CREATE_CHECKSUMS = "CREATE TABLE IF NOT EXISTS schema_checksums (version INTEGER PRIMARY KEY, checksum TEXT NOT NULL)"
 _PUT_CHECKSUM = "INSERT INTO schema_checksums (version, checksum) VALUES (?, ?)"
 _MOVED_RUNS, _MOVED_MESSAGES, _LOG_INTERVAL = 200, 2000, 5.0
-"""Runs and messages that are moved in one transaction of a migration, and seconds between two log lines."""
+"""Number of runs and of messages moved per transaction of a migration, and seconds between log lines."""
 _BACKUP_PAGES = 1024
 _BACKUP_BUSY_TIMEOUT = 5.0
 
 
 def translate_error(error: sqlite3.Error, path: Path) -> StoreError:
-    """Map an SQLite error to a `StoreError` that says what to do about it."""
+    """Map an SQLite error to a `StoreError` with a remedy."""
     code: int = getattr(error, "sqlite_errorcode", 0) & 0xFF
     match code:
         case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
@@ -254,7 +254,7 @@ _OLDER_TABLE = re.compile(r"ALTER TABLE (\w+) RENAME TO \w+_older")
 
 
 def _migrate_step(connection: sqlite3.Connection, path: Path) -> bool:
-    """Apply the next migration in one transaction, and in a new database all; return whether more may be pending."""
+    """Apply the next migration in one transaction, or all in a new database; return whether more may be pending."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         version: int = connection.execute("PRAGMA user_version").fetchone()[0]

@@ -2,8 +2,8 @@
 
 Triggers on the source record the keys of changed rows. The rows are copied from one snapshot, then the changes, until
 few are left. The fence then rejects further writes at the source as if the server was lost, so callers retry; the last
-changes are copied, and the target is opened. Opening it is the one commit that decides where the tenant is. A move that
-was killed continues when it is started again.
+changes are copied, and the target is opened. Opening the target is the one commit that decides which database has the
+tenant. A move that was killed continues when it is started again.
 """
 
 import asyncio
@@ -103,8 +103,8 @@ _ANSWER_TIMEOUT = 24 * 3600.0
 
 
 class TenantMove(msgspec.Struct, frozen=True):
-    """Which tenant moves from where to where. `max_pause` is the limit for the pause in seconds; if it is exceeded, the
-    fence is lifted and the tenant stays where it is."""
+    """Parameters of a move: the tenant, the source and the target. `max_pause` limits the pause in seconds; if it is
+    exceeded, the fence is lifted and the tenant stays at the source."""
 
     tenant: str
     source: str
@@ -115,7 +115,7 @@ class TenantMove(msgspec.Struct, frozen=True):
 
 
 class MoveResult(msgspec.Struct, frozen=True):
-    """What a move did: `rows` of the first copy, changed rows after it, and the seconds in which no write succeeded."""
+    """Result of a move: `rows` of the first copy, later changed rows, and the seconds in which no write succeeded."""
 
     rows: int = 0
     changes: int = 0
@@ -195,7 +195,7 @@ class MoveEnd:
         return row[0] if row else None
 
     async def read_phase(self) -> MovePhase | None:
-        """Return the phase of the tenant here; StoreError if it is that of a move with another database."""
+        """Return the phase of the tenant here; StoreError if it belongs to a move with another database."""
         row = await (await self.connection.execute(_READ_PHASE, (self.tenant,))).fetchone()
         if row is None or (self.is_target and row[0] == "moved"):
             return None
@@ -269,7 +269,7 @@ class MoveEnd:
             await self._change_table([create, *self._drop_triggers(table), *triggers])
 
     async def forget_move(self) -> None:
-        """Remove everything of the move but the rows. Triggers do nothing once the phase is gone."""
+        """Remove all traces of the move except the rows. Triggers do nothing once the phase is removed."""
         async with self.connection.transaction():
             await self.connection.execute("SELECT pg_advisory_xact_lock(%s)", (self._lock,))
             await self.connection.execute("DELETE FROM tenant_moves WHERE tenant = %s", (self.tenant,))
@@ -310,7 +310,7 @@ class MoveEnd:
         return deleted
 
     async def open(self) -> None:
-        """Accept writes from now on. What a process has derived from rows that were not complete is deleted."""
+        """Accept writes from now on. Data that a process derived from incomplete rows is deleted."""
         async with self.connection.transaction():
             for lock in (tenant_lock_id(self.schema, self.tenant), self._lock):
                 await self.connection.execute("SELECT pg_advisory_xact_lock(%s)", (lock,))
@@ -386,7 +386,7 @@ async def _copy_rows(source: MoveEnd, target: MoveEnd, table: str, where: sql.Co
 
 
 async def _copy_changes(source: MoveEnd, target: MoveEnd) -> int:
-    """Copy what changed since the last call, and return the number of changed rows.
+    """Copy the changes since the last call, and return the number of changed rows.
 
     Afterwards the target is exactly the source at the snapshot of this call: all changes are one transaction there. If
     the process is killed before the source forgets them, the next call copies them again.
@@ -497,7 +497,7 @@ async def _copy_tokens(source: MoveEnd, target: MoveEnd) -> None:
 
 
 async def _check_equal(source: MoveEnd, target: MoveEnd) -> None:
-    """Compare the ends of what was copied; a difference is a defect, and the tenant stays at the source."""
+    """Compare the ends of both copies; a difference is a defect, and the tenant stays at the source."""
     ends = [
         await (await end.connection.execute(_READ_ENDS, {"tenant": end.tenant})).fetchone() for end in (source, target)
     ]

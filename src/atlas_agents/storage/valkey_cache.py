@@ -173,7 +173,7 @@ class SessionState(msgspec.Struct, frozen=True, rename="camel", omit_defaults=Tr
 class SessionCopies:
     """Keeps `agent:session:<key>` up to date: JSON with the state of each session whose turns this process runs.
 
-    It is a copy for other programs; nothing here reads it. While the server is unavailable, updates are skipped.
+    It is a copy for other programs; Atlas does not read it. While the server is unavailable, updates are skipped.
     """
 
     def __init__(self, client: Valkey, read_run: Callable[[str], Awaitable[RunRow | None]]) -> None:

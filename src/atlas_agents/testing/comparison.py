@@ -26,18 +26,18 @@ from atlas_agents.tools.policy import Verdict
 Kind: TypeAlias = Literal["request", "arguments", "policy verdict", "output"]
 _MAX_DIFF = 60
 _REFUSALS = ("not_found", "bad_arguments", "not_permitted", "declined")
-"""Kinds of errors of calls that the checks refuse."""
+"""Error kinds of calls that the checks refuse."""
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """Something that is not as it was recorded.
+    """A difference between the replay and the record.
 
     Attributes:
         kind: `request`, `arguments`, `policy verdict` or `output`.
         where: The round, and the tool call if it is about one.
-        summary: What has changed, as a sentence.
-        expected: What was recorded.
-        actual: What it is now.
+        summary: Description of the change, as a sentence.
+        expected: The recorded value.
+        actual: The current value.
     """
 
     kind: Kind
@@ -71,9 +71,9 @@ class ReplayResult(msgspec.Struct, frozen=True, kw_only=True):
         rounds: Number of recorded replies that were used.
         difference: The first difference; None if there is none.
         differences: All differences, in the order in which they were found.
-        not_compared: What could not be compared, and why.
-        requests: What each round sends now.
-        texts: What the requests refer to, by digest.
+        not_compared: Parts that could not be compared, with the reason.
+        requests: Current request of each round.
+        texts: Contents that the requests refer to, by digest.
     """
 
     run_id: str
@@ -90,7 +90,7 @@ class ReplayResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def same(self) -> bool:
-        """Whether everything that could be compared is as it was recorded."""
+        """Whether all compared parts are as recorded."""
         return self.difference is None
 
     def check(self) -> "ReplayResult":
@@ -101,7 +101,7 @@ class ReplayResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunComparison:
-    """Compares what a turn does with its record, and collects the differences."""
+    """Compares a replayed turn with its record, and collects the differences."""
 
     def __init__(self, record: RunRecord) -> None:
         self.record = record
@@ -185,7 +185,7 @@ class RunComparison:
             self.add("request", where, "the order of the tools has changed", "\n".join(before), "\n".join(now))
 
     def _compare_messages(self, expected: RequestRecord, actual: Sequence[Message]) -> None:
-        """Show how the messages differ, if the ones that were sent are those of the session."""
+        """Show how the messages differ, if the sent messages are those of the session."""
         reply = self.replies[self.round - 1].decode(Message).id
         before = [Message.from_json(bytes(body)) for body in self.record.history]
         for body in self.record.messages:
@@ -200,7 +200,7 @@ class RunComparison:
         self.add("request", self.where, "the messages that the model is sent have changed", *changed)
 
     def decision(self, decision: Approved | Rejected) -> ToolResult | None:
-        """Compare what was decided about a call; return its recorded result, or None for a refusal of the checks."""
+        """Compare the decision about a call; return its recorded result, or None if the checks refuse it."""
         call, where = decision.call, self.where_call(decision.call)
         recorded, intent = self.outcomes.get(call.id), self.intents.get(call.id)
         refused = intent is None and (recorded is None or recorded.error in _REFUSALS)
@@ -240,7 +240,7 @@ class RunComparison:
             self.add("output", self.where_call(call), "the call is refused differently", recorded.result, result.result)
 
     def question(self, question: Question, asked: Question | None) -> None:
-        """Compare what a person is asked to approve."""
+        """Compare an approval request."""
         call = ToolCall(question.call_id, question.tool, question.arguments)
         if asked is None:
             reason = question.reason or "the tool requires it"
@@ -256,7 +256,7 @@ class RunComparison:
         return str(self.replies[self.round - 1].decode(Message).metadata.get("provider") or "")
 
     def attempts(self, failed: Sequence[FailedAttempt], problem: str) -> None:
-        """Add that failed requests to models are handled in another way than they were."""
+        """Add a difference in the handling of failed requests to models."""
         number = self.round if self._actual and len(self._actual) == self.round else self.round + 1
         summary = f"after {'a failed attempt' if len(failed) == 1 else 'failed attempts'}, the turn goes on differently"
         self.add("request", f"round {number}", summary, "\n".join([str(each) for each in failed]), problem)
@@ -267,7 +267,7 @@ class RunComparison:
             self._skipped.append(f"failed attempts of {self.where}: the agent has other models now")
 
     def extra_request(self) -> None:
-        """The model is asked once more than was recorded."""
+        """Add a difference: the model is asked more often than recorded."""
         summary = f"the model is asked again, after all {len(self.replies)} recorded replies were used"
         self.add("output", f"round {self.round + 1}", summary)
 
@@ -344,5 +344,5 @@ def _describe_verdict(verdict: Verdict) -> str:
 
 
 def not_recorded(call: ToolCall) -> ToolResult:
-    """Return the result of a call that has none in the record, and that is not run."""
+    """Return the error result for a call that is not in the record, and that is not run."""
     return ToolResult(call.id, "error", "The call is not in the record. It was not run.", "failed")

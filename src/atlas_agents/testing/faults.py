@@ -47,7 +47,7 @@ FaultKind: TypeAlias = Literal[
     "store_answer_lost",
     "store_slow",
 ]
-"""What can go wrong in a simulation."""
+"""Kinds of faults in a simulation."""
 _POINTS: Mapping[FaultKind, tuple[str, ...]] = {
     "crash": ("",),
     "model_error": ("model request",),
@@ -65,27 +65,27 @@ _POINTS: Mapping[FaultKind, tuple[str, ...]] = {
     "store_answer_lost": ("commit after",),
     "store_slow": ("commit before",),
 }
-"""Where each fault can happen: how the names of these points start."""
+"""Points at which each fault can happen, as prefixes of their names."""
 FAULT_KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
 _START = 1_000_000_000.0
 _MAX_CRASHES = 3
 _MAX_FAULTS = 4
 _CLEANUP_SECONDS = 60.0
 _REAL_WAIT, _STORE_WAIT = 5.0, 60.0
-"""Real seconds that virtual time waits for threads and sockets, which it cannot see, and for the store."""
+"""Real seconds that virtual time waits for threads and sockets, whose work is invisible to it, and for the store."""
 _current_call: ContextVar[ToolContext | None] = ContextVar("simulated_call", default=None)
 _tool_name: ContextVar[str] = ContextVar("simulated_tool", default="")
 
 
 class SimulatedCrash(asyncio.CancelledError):
-    """The simulated process has crashed: nothing that the code still does has an effect."""
+    """The simulated process has crashed; further actions of its code have no effect."""
 
 
 class PlannedFault(msgspec.Struct, frozen=True):
     """A fault of a case.
 
     Args:
-        kind: What goes wrong.
+        kind: Kind of the fault.
         at: Number of the point at which it happens; if it cannot happen there, it does at the next possible one.
     """
 
@@ -128,7 +128,7 @@ class Effect(msgspec.Struct, frozen=True):
 
 
 class EffectLedger:
-    """Stands for the outside world of a simulation: records effects, and outlives crashes like a service would.
+    """Ledger of effects on the simulated outside world, which survives crashes as an external service would.
 
     Call `record` in a tool, or in the double of a client that it uses, where the real effect would happen.
 
@@ -267,7 +267,7 @@ class SimulationClock:
 
 
 class Simulation:
-    """The world of one simulated case: what survives crashes. The function that builds the agents gets it.
+    """State of one simulated case that survives crashes. The function that builds the agents receives it.
 
     `ledger` records effects, `clock` is the virtual clock, and `state` is a dict of your own that survives crashes as a
     service outside the process would.
@@ -284,7 +284,7 @@ class Simulation:
         self.store = make_store(self.clock)
         """Internal: the store without faults."""
         self.trace: list[str] = []
-        """Internal: the points that were passed, and the faults."""
+        """Internal: trace of the passed points and of the faults."""
         self.points = 0
         self.crashed = False
         self.acknowledged: list[records.AddJournal] = []
@@ -367,7 +367,7 @@ def memory_store(clock: Clock) -> records.Store:
 async def open_sqlite_file(path: Path, clock: Clock) -> AsyncGenerator[records.Store]:
     """Open a SQLite file for a simulated process. Virtual time waits for the threads of the store only while they work.
 
-    Closing it loses nothing that a crash would keep: what is not committed was not acknowledged.
+    Closing it loses only uncommitted data, which was not acknowledged.
     """
     from atlas_agents.storage.sql.tables import Query
     from atlas_agents.storage.sqlite import SqliteStore  # imports sqlite3

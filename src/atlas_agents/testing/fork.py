@@ -1,4 +1,4 @@
-"""Fork: go on live from a step of a finished run, with another model, prompt or policy, in a scratch session.
+"""Fork: continue live from a step of a finished run, with another model, prompt or policy, in a scratch session.
 
 Nothing is written to the store of the run. Tools are simulated from the record, except those that are allowed to run.
 """
@@ -50,7 +50,7 @@ class ForkPoint(msgspec.Struct, frozen=True):
         number: Number of the step; a fork from it uses the steps before it.
         at: When it was recorded, in milliseconds since 1970.
         kind: Kind of the step in the journal.
-        text: What happened.
+        text: Description of the step.
     """
 
     number: int
@@ -83,11 +83,11 @@ class ForkResult(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         run_id: Id of the run that was forked.
-        step: Step from which it went on live.
+        step: Step from which it continued live.
         answer: Text of the answer; empty if there is none.
         error: Why there is no answer; None if there is one.
         calls: The tool calls of the whole turn.
-        usage: Tokens and cost of the whole turn, with what was recorded before the fork.
+        usage: Tokens and cost of the whole turn, including the recorded part before the fork.
     """
 
     run_id: str
@@ -225,19 +225,19 @@ async def fork(
     tenant: str = "",
     deps: Any = None,
 ) -> ForkResult:
-    """Go on live from a step of a finished run, in a scratch session: nothing is written to the store of the run.
+    """Continue live from a step of a finished run, in a scratch session: nothing is written to the store of the run.
 
     A tool call gets the result that the same call with the same arguments had in the record, and otherwise an error for
     the model. Tools in `allow_tools` are run, under the policy and with approvals.
 
-    Budgets and limits of the Atlas apply to what the fork itself uses: earlier use is not counted, and that of the fork
-    does not count for later turns.
+    Budgets and limits of the Atlas apply to the usage of the fork alone: earlier usage does not count, and usage of the
+    fork does not count for later turns.
 
     Args:
         run: Id of a run in the store, the path of a saved run, or a `RunRecord`.
         atlas: An `Atlas`, an agent or several agents.
         step: Number of the first step that is not taken from the record; see `list_steps`.
-        model: Reference of the model that goes on; the agent's by default.
+        model: Reference of the model that continues; the agent's by default.
         system_prompt: System prompt in place of the agent's.
         policy: Policy in place of that of the Atlas.
         allow_tools: Names of tools that are run.
@@ -267,7 +267,7 @@ async def fork(
 
 
 async def _go_on(forked: Run, step: int, sources: Mapping[str, CallSource]) -> ForkResult:
-    """Run the rest of the turn, and return what it did."""
+    """Run the rest of the turn, and return its result."""
     try:
         answer, error = (await run_turn(forked, None, choose_turn_function(forked))).text, None
     except AtlasError as failure:

@@ -91,7 +91,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
         messages: Messages of the run, as JSON.
         steps: The steps of its journal.
         verdicts: Audit data of its calls, by call id.
-        texts: What its requests refer to, by digest.
+        texts: Contents that its requests refer to, by digest.
     """
 
     format: int = FORMAT
@@ -178,7 +178,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def end(self) -> EndRecord:
-        """How the turn ended."""
+        """Outcome of the turn."""
         return self.steps[-1].decode(EndRecord)
 
     def of_kind(self, kind: JournalKind) -> list[RecordedStep]:
@@ -187,13 +187,13 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def requests(self) -> list[RequestRecord | None]:
-        """What each round sent; None where that was not recorded."""
+        """Request of each round; None where it was not recorded."""
         return [read_request_record(bytes(step.payload)) for step in self.of_kind("reply")]
 
     async def seed(self, store: Store, upto: int | None = None) -> RunRow:
         """Write the run to an empty store as if its process had crashed, and return its row.
 
-        With `upto`, only with the steps before that number, the first of which is 1.
+        With `upto`, only the steps with lower numbers are written; the first step has the number 1.
         """
         steps = [step for step in self.steps if step.kind not in _NOT_SEEDED] if upto is None else self._before(upto)
         writes: list[Write] = [PutSession(self.session, self.agent_id, metadata=self.metadata)]
@@ -210,7 +210,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
         return row
 
     def with_requests(self, requests: Sequence[RequestRecord | None], texts: Mapping[str, str]) -> "RunRecord":
-        """Return the record with what its rounds send now in place of what they sent."""
+        """Return the record with the current requests of its rounds in place of the recorded ones."""
         sent = iter(requests)
         steps = [
             msgspec.structs.replace(step, payload=_with_request(step.payload, next(sent, None)))
@@ -364,7 +364,7 @@ _IDENTIFIERS = frozenset(
 
 
 _DATA = frozenset(("arguments", "edited_arguments", "result", "metadata", "turn_metadata", "requested", "notes"))
-"""Fields with data of tools and callers, in which the name of a value may tell that it is a secret."""
+"""Fields with data of tools and callers, in which the name of a value may mark it as a secret."""
 _TEXTS = frozenset(("text", "error", "message", "reason"))
 
 
@@ -441,5 +441,5 @@ def _named_secrets(value: Any, name: str = "") -> list[str]:
 
 
 def _name_in_list(name: str) -> str:
-    """Return the name of the items of a list; the only object in the record of a request is the session's metadata."""
+    """Return the field name of the items of a list; the only object in a request record is the session's metadata."""
     return "metadata" if name == "request" else name

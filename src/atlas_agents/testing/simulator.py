@@ -41,7 +41,7 @@ from atlas_agents.testing.faults import (
 
 T = TypeVar("T")
 StoreChoice: TypeAlias = Callable[[Clock], Store] | Literal["memory", "sqlite"]
-"""Where a simulation stores turns."""
+"""Store of a simulation."""
 Build: TypeAlias = Callable[[Simulation], Agent | Sequence[Agent]]
 """Builds the agents of a simulated process; called again after each crash."""
 FindingKind: TypeAlias = Literal["lost", "repeated", "unknown", "check"]
@@ -49,7 +49,7 @@ _SESSION = "simulation"
 _TENANT = "default"
 _MAX_PROCESSES = 8
 _NOTHING_DONE = ("declined", "limit", "not_found", "not_permitted", "bad_arguments")
-"""Error kinds that promise that a call had no effect."""
+"""Error kinds that guarantee that a call had no effect."""
 _FAR = 1 << 60
 _DELEGATE = "delegate_task"
 _MAX_JOB_PAUSE = 20_000.0
@@ -59,12 +59,12 @@ _SHOWN_FAILURES = 5
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """What a case found out about one effect.
+    """Finding of a case about one effect.
 
     Attributes:
         kind: `lost`, `repeated`, `unknown`, or `check` if your own check failed.
         subject: The effect, tool, message or step that it concerns.
-        detail: What happened.
+        detail: Description of the finding.
     """
 
     kind: FindingKind
@@ -78,11 +78,11 @@ class CaseResult(msgspec.Struct, frozen=True):
     Attributes:
         case: Name of the case, with which it can be replayed: `seed=7` or `crash@12`.
         faults: The faults that were planned.
-        findings: What was found.
+        findings: Findings of the case.
         effects: The effects that happened.
         trace: The points that the case passed, and the faults that happened.
         processes: Number of simulated processes.
-        failed_turns: Number of turns that ended with an error, as a turn may with these faults.
+        failed_turns: Number of turns that ended with an error, which these faults may cause.
     """
 
     case: str
@@ -158,7 +158,7 @@ def _format_case(case: CaseResult) -> str:
 
 
 class Scenario(msgspec.Struct, frozen=True):
-    """What every case of a simulation does."""
+    """Scenario: the conversation and options that all cases of a simulation share."""
 
     build: Build
     messages: tuple[str, ...]
@@ -270,8 +270,8 @@ def _read_case(name: str, points: int, kinds: Sequence[FaultKind]) -> tuple[Plan
 
 
 Place: TypeAlias = tuple[int, ...]
-"""A tool call: the number of its turn, of the reply in it, and of the call in that. In a task that was delegated, these
-follow the place of the call that delegated it."""
+"""A tool call: the number of its turn, of the reply in it, and of the call in that. In a delegated task, these follow
+the position of the call that delegated it."""
 
 
 class _StoredCall(msgspec.Struct, frozen=True):
@@ -282,7 +282,7 @@ class _StoredCall(msgspec.Struct, frozen=True):
 
 
 class _Case:
-    """One case: runs processes until one ends without a crash, then compares what is stored with the ledger."""
+    """One case: runs processes until one ends without a crash, then compares the store with the ledger."""
 
     def __init__(
         self,
@@ -346,14 +346,14 @@ class _Case:
         return _MAX_PROCESSES
 
     async def _with_store(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Do something with the store of the case; a file is opened for it, as each process does."""
+        """Run a function with the store of the case; a SQLite file is opened for it, as by each process."""
         if self._file is None:
             return await work()
         async with open_sqlite_file(self._file, self.simulation.clock) as self.simulation.store:
             return await work()
 
     async def _live(self) -> None:
-        """Run one process: resume what is open, then send the messages that have no answer yet."""
+        """Run one process: resume open turns, then send the messages that have no answer yet."""
         scenario, simulation = self._scenario, self.simulation
         built = scenario.build(simulation)
         agents = [built] if isinstance(built, Agent) else list(built)
@@ -495,7 +495,7 @@ class _Case:
 
 
 def _check_jobs(jobs: Sequence[JobRow], calls: Sequence[_StoredCall]) -> Iterator[Finding]:
-    """Yield delegated tasks that never ended or were not reported, that are missing, and those that exist twice."""
+    """Yield delegated tasks that never ended, were not reported, are missing, or exist twice."""
     asked = Counter([(job.asker_run, job.asker_call) for job in jobs])
     for job in jobs:
         if job.state in OPEN_JOB:
@@ -509,7 +509,7 @@ def _check_jobs(jobs: Sequence[JobRow], calls: Sequence[_StoredCall]) -> Iterato
 
 
 def _check_unsuccessful(tool: str, result: ToolResult | None, counts: Counter[str]) -> Iterator[Finding]:
-    """Yield what is known about the effect of a call without a successful result."""
+    """Yield findings about the effect of a call without a successful result."""
     if result is None:
         if counts:
             yield Finding("unknown", tool, "the turn ended before the outcome of the call was recorded")

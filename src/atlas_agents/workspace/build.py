@@ -29,11 +29,11 @@ Fallback: TypeAlias = Callable[[str], tuple[Model, str] | None]
 def resolve_models(
     spec: AgentSpec, providers: Registry, default: str | None = None, *, generated: bool = False
 ) -> tuple[tuple[str, ...], str | None]:
-    """Return the models an agent can use, in order of preference, and a notice if they are not those it names.
+    """Return the models that an agent can use, in order of preference, and a notice if they differ from those it names.
 
     Models without an API key are skipped; if none is left, use `default` (or `ATLAS_MODEL`), then the local model. An
-    agent of the `generated` file names a model that the user did not choose, so `default` replaces it, and without a
-    key it is not asked even at an address of one's own.
+    agent of the `generated` file names a model that the user did not choose, so `default` replaces it. Without a key,
+    that model is not used, not even at a custom address.
     """
     ref = (default or providers.default_model or "").strip()
     named = () if generated and ref else spec.models
@@ -52,7 +52,7 @@ def resolve_models(
 
 
 def _missing_key(ref: str, where: str, providers: Registry, required: bool = False) -> str | None:
-    """Return why a provider has no API key, or None if it has one or needs none, unless one is `required`.
+    """Return the reason why a provider's API key is missing; None if it is set, or if none is needed unless `required`.
 
     Other errors are raised with their location.
     """

@@ -20,7 +20,7 @@ from atlas_agents.workspace.files import MAX_BYTES, read
 
 SKILLS_FOLDER, FILE = "skills", "SKILL.md"
 _SKILLS_FOLDERS = (SKILLS_FOLDER, ".agents/skills")
-"""Ours first, then the one that agents of several vendors share."""
+"""Folders of skills: Atlas's own first, then the one that agents of several vendors share."""
 _SKILL_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 _ENTRY = re.compile(r"([A-Za-z][\w-]*):(?:[ \t]+(.*))?")
 _MAX_FILES = 200
@@ -49,8 +49,8 @@ class Skill(msgspec.Struct, frozen=True):
 def read_skills(workspace: Path, trust: Trust | None = None) -> tuple[tuple[Skill, ...], list[HiddenCharacters]]:
     """Return the skills of a workspace by name, and the hidden characters in them; ConfigError names the file.
 
-    A skill in `skills` wins over one of the same name in `.agents/skills`. With `trust`, a skill counts as a person
-    agreed to it.
+    A skill in `skills` wins over one of the same name in `.agents/skills`. With `trust`, the version of a skill counts
+    that a person agreed to.
     """
     skills: dict[str, Skill] = {}
     findings: list[HiddenCharacters] = []
@@ -76,7 +76,7 @@ def skills_prompt(skills: tuple[Skill, ...]) -> str:
 
 
 def skill_tool(workspace: Path, trust: Trust | None = None) -> Tool:
-    """Return the `read_skill` tool, which reads the files at each call, with `trust` as a person agreed to them."""
+    """Return the `read_skill` tool. It reads the files at each call; with `trust`, the agreed versions."""
 
     def read_file(skill: Skill, file: str) -> str | None:
         return read(workspace, str(skill.folder.relative_to(workspace) / file), trust)

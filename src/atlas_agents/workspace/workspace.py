@@ -238,7 +238,7 @@ class AgentSpec(msgspec.Struct, frozen=True):
         mode: `"tools"`, `"react"` or `"plan"`.
         tools: Names of tools; `*` means all.
         temperature: Sampling temperature.
-        max_tokens: Most tokens in one reply.
+        max_tokens: Maximum number of tokens in one reply.
         top_p: Share of probability that sampling uses.
         effort: Effort of reasoning: a level, or a number of tokens.
         seed: Seed of sampling.
@@ -246,7 +246,7 @@ class AgentSpec(msgspec.Struct, frozen=True):
         parallel_calls: Whether the model may make several calls in one reply.
         cache: How long the vendor caches the prompt.
         strict_tools: Whether arguments that match the schema are demanded.
-        max_rounds: Most model calls in one turn.
+        max_rounds: Maximum number of model calls in one turn.
         output_retries: How often an answer that does not match the requested output type may be corrected.
         hands_off_to: Ids of agents that may take over the turn.
         budget: Budgets as in the file.
@@ -341,7 +341,7 @@ def _sections(text: str, file: str) -> Iterator[_Section]:
 
 
 def _count_free_lines(text: str) -> int:
-    """Return how many lines are free text: all up to a heading `# Agents`, or else to the end, if none sets a key."""
+    """Count the lines of free text: up to a heading `# Agents`, or else all lines, if none sets a key."""
     fence: tuple[str, int] | None = None
     in_head, count = False, 0
     for count, line in enumerate(text.split("\n"), 1):
@@ -459,7 +459,7 @@ class AgentsText:
         return "\n".join(self._lines[slice(*span)]).encode() if span is not None else None
 
     def put(self, spec: AgentSpec) -> bytes:
-        """Return the file with this agent. Of an existing section, only lines that change are written anew.
+        """Return the file with this agent. In an existing section, only changed lines are rewritten.
 
         Only the keys of a form are written: name, description, models, effort, tools, role, hand-offs and the prompt.
         """
@@ -607,11 +607,11 @@ def default_prompt() -> str:
 class Workspace:
     """A folder with `AGENTS.md`, `SOUL.md`, `TOOLS.md` and `skills`, all optional.
 
-    With `trust`, a file that an agent changed counts as it was until a person agrees to the change.
+    With `trust`, the old version of a file that an agent changed stays in use until a person agrees to the change.
 
     Args:
         path: The folder.
-        trust: What a person agreed to; None to use every file as it is.
+        trust: Trust decisions of a person; None to use every file as it is.
     """
 
     def __init__(self, path: Path | str, trust: Trust | None = None) -> None:

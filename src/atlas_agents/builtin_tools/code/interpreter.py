@@ -262,7 +262,7 @@ class InterpreterReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CodeResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of a run. `ended` says how the interpreter ended, if it did; `stopped_by` names the exceeded limit."""
+    """Result of a run. `ended` describes the end of the interpreter, if any; `stopped_by` names the exceeded limit."""
 
     stdout: CapturedOutput = CapturedOutput()
     stderr: CapturedOutput = CapturedOutput()

@@ -33,7 +33,7 @@ MAX_SECONDS = 60.0
 _TIMEOUT_MARGIN = 10.0  # the tool enforces its own limit first, because its error says more than a call timeout
 _MAX_PROGRESS = 20_000
 _MAX_WRITTEN = 1 << 30
-"""Bytes that one call can write to disk, also to files that it deletes."""
+"""Maximum number of bytes that one call can write to disk, including files that it deletes."""
 _CODE_EXTRA = ("numpy", "pandas", "matplotlib")
 _STOP_REASONS = {
     "memory": "it used more than {memory} MB of memory",
@@ -114,8 +114,8 @@ class CodeInterpreter:
         folder: Folder below which each session has its own.
         sandbox: Which sandbox confines the code; `auto` chooses the best one that this machine has.
         python: Python that runs the code; the one that runs Atlas if None.
-        memory: Most bytes of memory of an interpreter.
-        seconds: Longest time that one call may take.
+        memory: Memory limit of an interpreter, in bytes.
+        seconds: Time limit of one call.
         idle: Seconds after which an unused interpreter ends; its variables are lost.
     """
 
@@ -189,7 +189,7 @@ class CodeInterpreter:
             raise
 
     async def facts(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Return what an approval covers besides the arguments: the folder and the sandbox."""
+        """Return the facts that an approval covers besides the arguments: the folder and the sandbox."""
         sandbox = await self._sandbox()
         name = python_code.WASM_NAME if sandbox is None else sandbox.name
         return {"folder": str(self._folder / python_code.CODE_FOLDER), "sandbox": name}

@@ -170,7 +170,7 @@ def _writing_client(root: Root) -> ClientSide:
 
 
 def search_files(root: Root, query: FileQuery) -> str:
-    """Return the matching lines per file; the first line has the totals and what was omitted."""
+    """Return the matching lines per file; the first line has the totals and the omissions."""
     glob = GlobPattern(query.pattern)
     results, notes = _SearchResults(), list[str]()
     with _cpu_limit(_MAX_CPU_SECONDS):

@@ -107,7 +107,7 @@ def detect_image(head: bytes) -> str | None:
 
 
 def decode_text(data: bytes, name: str) -> DecodedText:
-    """Decode text; raise ToolFailed that says what the content is if it is not text."""
+    """Decode text; raise ToolFailed that describes the content if it is not text."""
     for bom, encoding in _BOMS:
         if data.startswith(bom):
             try:
@@ -173,7 +173,7 @@ def _check_range(start: int, lines: int) -> None:
 
 
 def check_text(opened: OpenedPath) -> None:
-    """Raise ToolFailed for what an editor does not show as text: images, other binary data and large files."""
+    """Raise ToolFailed for files that an editor does not show as text: images, other binary data and large files."""
     check_regular(opened)
     if opened.stat.st_size > MAX_FILE_SIZE or is_binary(os.pread(opened.descriptor, _HEAD_SIZE, 0)):
         raise ToolFailed(f"{opened.path} is not text, or larger than {format_size(MAX_FILE_SIZE)}")
@@ -288,7 +288,7 @@ class DirectoryEntry(msgspec.Struct, frozen=True):
 
 
 class DirectoryWalk:
-    """Recursive walk through a folder that records what it omitted."""
+    """Recursive walk through a folder that records omitted entries."""
 
     def __init__(
         self,
@@ -315,7 +315,7 @@ class DirectoryWalk:
         yield from self._walk(top.descriptor, "" if top.path == "." else top.path, 1)
 
     def notes(self) -> list[str]:
-        """Return what the walk omitted, for the model."""
+        """Return notes for the model about omitted entries."""
         notes = [f"{self._omitted:,} hidden omitted"] if self._omitted else []
         if self._skipped:
             names = ", ".join(self._skipped[:5]) + (", …" if len(self._skipped) > 5 else "")
@@ -394,7 +394,7 @@ def _match_parts(path: Sequence[str], parts: Sequence[str]) -> bool:
 
 
 def list_files(root: Root, path: str, pattern: str, depth: int, *, hidden: bool) -> str:
-    """Return a line with path and size per entry; the first line has the totals and what was omitted."""
+    """Return a line with path and size per entry; the first line has the totals and the omissions."""
     if depth < 0:
         raise BadArguments(f"invalid depth {depth}: expected 1 or more, or 0 for the default.")
     glob = GlobPattern(pattern)

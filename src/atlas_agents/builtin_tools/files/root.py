@@ -43,7 +43,7 @@ def open_beneath(root: int, path: str, flags: int) -> int:
 
 
 def walk_beneath(root: int, path: str, flags: int) -> int:
-    """Do the same without `openat2`, one open folder at a time. Symbolic links are not followed at all."""
+    """Open a relative path without `openat2`, one folder at a time. Symbolic links are not followed at all."""
     parts = [part for part in path.split("/") if part not in ("", ".")] or ["."]
     descriptors = [os.dup(root)]
     try:
@@ -113,7 +113,7 @@ def _openat2(root: int, path: str, flags: int) -> int:
 
 
 def _as_link_error(error: OSError, descriptors: list[int], path: str) -> OSError:
-    """Convert ENOTDIR and EMLINK to ELOOP for a symbolic link: systems differ in what they report."""
+    """Convert ENOTDIR and EMLINK to ELOOP for a symbolic link: systems report different errors."""
     if error.errno in (errno.ENOTDIR, errno.EMLINK) and descriptors and error.filename:
         with suppress(OSError, ValueError):
             if os.readlink(error.filename, dir_fd=descriptors[-1]):

@@ -1,4 +1,4 @@
-"""`file_write` and `file_edit`: atomic changes of a file, the diff that an approval shows, and what it covers."""
+"""`file_write` and `file_edit`: atomic changes of a file, and the diff and the facts of an approval."""
 
 import difflib
 import errno
@@ -254,7 +254,7 @@ def plan_write(target: WriteTarget, arguments: Arguments) -> FileChange:
 
 
 def encode_content(path: str, content: str) -> tuple[bytes, str]:
-    """Return the bytes of a whole new content, and what is written."""
+    """Encode a complete new content; also return its description for the result."""
     try:
         data = content.encode()
     except UnicodeEncodeError:
@@ -285,7 +285,7 @@ def plan_edit(target: WriteTarget, arguments: Arguments) -> FileChange:
 
 
 def edit_text(path: str, text: read.DecodedText, arguments: Arguments) -> tuple[str, str]:
-    """Return a text with one text in it replaced, and what was changed."""
+    """Replace a text within another; also return a description of the change."""
     old, new = _match_newlines(text, arguments["old"], arguments["new"])
     lines = _find_lines(text.text, old)
     if not lines:
@@ -311,13 +311,13 @@ def apply_change(root: Root, plan: Planner, arguments: Arguments, *, approved: b
 
 
 def needs_approval(root: Root, arguments: Arguments) -> bool:
-    """Return whether the change needs approval whatever the policy says."""
+    """Return whether the change needs approval regardless of the policy."""
     with open_target(root, arguments["path"]) as target:
         return target.needs_approval
 
 
 def preview(root: Root, plan: Planner, arguments: Arguments) -> str:
-    """Return a unified diff, after a line that says if the file is protected."""
+    """Return a unified diff; for a protected file, a line before it says so."""
     with open_target(root, arguments["path"]) as target:
         change = plan(target, arguments)
         lines = _warnings(target)
@@ -383,14 +383,14 @@ def approval_facts(root: Root, arguments: Arguments) -> dict[str, Any]:
 
 
 def check_written(root: Root, arguments: Arguments) -> Happened | NotHappened:
-    """Find out whether an interrupted write happened: writes are atomic and idempotent, so compare the content."""
+    """Check whether an interrupted write happened: writes are atomic and idempotent, so compare the content."""
     with open_target(root, arguments["path"]) as target:
         change = plan_write(target, arguments)
         return Happened(change.summary) if target.content() == change.data else NotHappened()
 
 
 def check_edited(root: Root, arguments: Arguments) -> Happened | NotHappened | None:
-    """Find out whether an interrupted edit happened: only one of the old and the new text is there; None if unclear."""
+    """Check whether an interrupted edit happened: only one of the old and the new text is there; None if unclear."""
     with open_target(root, arguments["path"]) as target:
         present = target.content()
         if present is None:

@@ -27,7 +27,7 @@ from atlas_agents.core import install_command
 from atlas_agents.core.errors import SandboxUnavailable
 
 _LAUNCHER = "import sys; sys.path.append(sys.argv.pop(1)); import landlock_launcher; landlock_launcher.main()"
-"""Imported, because Python compiles a script at each start, and keeps only the bytecode of modules."""
+"""Imports the launcher as a module: Python caches the bytecode of modules, but compiles a script at each start."""
 _READABLE = (
     *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/nix/store", "/dev/urandom", "/dev/random", "/dev/zero"),
     *(f"/etc/{name}" for name in ETC),

@@ -26,7 +26,7 @@ _DEVICES = tuple(f"/dev/{name}" for name in ("full", "null", "random", "tty", "u
 _HIDDEN = tuple(
     f"/proc/{name}" for name in ("kcore", "key-users", "keys", "latency_stats", "sched_debug", "timer_list")
 )
-"""Files of /proc that tell about others than the processes of the sandbox."""
+"""Files of /proc that reveal information about processes outside the sandbox."""
 _RESOLVER_FILES = ("resolv.conf", "hosts", "nsswitch.conf")
 _USER = 1000
 _CHILD_PID = re.compile(rb'"child-pid": *(\d+)')
@@ -78,7 +78,7 @@ class Bubblewrap(process.Sandbox):
 
 
 class _BubblewrapProcess(process.SandboxProcess):
-    """Reads bwrap's status, so that a sandbox that did not start is not mistaken for a failed command."""
+    """The bwrap process. Reading its status distinguishes a sandbox that did not start from a failed command."""
 
     def __init__(self, command: SandboxCommand, io: ProcessIO, status_fd: int) -> None:
         super().__init__(command, io)

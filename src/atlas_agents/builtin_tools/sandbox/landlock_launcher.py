@@ -1,8 +1,8 @@
 """Process entry point: runs the command described by its JSON argument in a `sandlock` sandbox.
 
-It is the subreaper of everything the command starts, and kills what is left when the command ends. It also changes
-modes, owners and times of files for the command, because Landlock would not restrict that to the writable folder; and
-names in folders, because Landlock cannot protect a path below that folder. Standard library only.
+It is the subreaper of all processes that the command starts, and kills the remaining ones when the command ends. It
+also changes modes, owners and times of files for the command, because Landlock would not restrict that to the writable
+folder; and names in folders, because Landlock cannot protect a path below that folder. Standard library only.
 """
 
 import ctypes
@@ -110,7 +110,7 @@ def _run(request: dict[str, Any]) -> int:
 
 
 def _defer_import(name: str) -> None:
-    """Import a module only when an attribute of it is used: that of asyncio takes as long as that of `sandlock`."""
+    """Import a module only when one of its attributes is used: importing asyncio takes as long as `sandlock` itself."""
     deferred: Any = ModuleType(name)
 
     def load(attribute: str) -> Any:
@@ -162,7 +162,7 @@ def _handlers(library: Any, request: dict[str, Any]) -> list[tuple[int, Any]]:
 
 
 def _change_metadata(name: str, ctx: Any, request: dict[str, Any]) -> None:
-    """Do what the command asked for, if its target is a file of its user below the writable folder.
+    """Change metadata for the command, if the target is a file of its user below the writable folder.
 
     Descriptors count as well: a file that can only be read could otherwise be changed through one. The arguments are
     read once, and the target is opened before it is checked, so the command cannot exchange it in between.
@@ -258,7 +258,7 @@ def _real_path(descriptor: int) -> str:
 
 
 def _change_names(name: str, ctx: Any, request: dict[str, Any]) -> None:
-    """Create, move or remove what the command asked for, if it is in its folder and not protected.
+    """Create, move or remove a path for the command, if it is in the writable folder and not protected.
 
     A folder with something protected in it cannot be moved: it would be found by its new path.
     """

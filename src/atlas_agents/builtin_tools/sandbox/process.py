@@ -37,7 +37,7 @@ ETC = (
     ),
     *("os-release", "ssl/certs", "ssl/openssl.cnf"),
 )
-"""What a sandboxed command can read below /etc."""
+"""Paths below /etc that a sandboxed command can read."""
 _RUN_ID_VARIABLE = "ATLAS_RUN"
 _TERM_TIMEOUT = 1.0
 _KILL_TIMEOUT = 2.0
@@ -55,10 +55,10 @@ _EXIT_TIMEOUT = 2.0
 class SandboxLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Resource limits of one run.
 
-    `memory` applies to each process and to all of them together. `disk` limits what is added to the writable folder,
-    and `written` what all processes write to disk in total, also to files that they delete; None disables the check.
-    A run is killed as well before the disk of the writable folder is full. A run that writes more than `output` bytes
-    to its streams is killed; `capture` bytes per stream are kept.
+    `memory` applies to each process and to all of them together. `disk` limits the growth of the writable folder, and
+    `written` the bytes that all processes write to disk in total, including files that they delete; None disables the
+    check. A run is also killed before the disk of the writable folder is full. A run that writes more than `output`
+    bytes to its streams is killed; `capture` bytes per stream are kept.
     """
 
     seconds: float = 60.0
@@ -296,7 +296,7 @@ class ResourceWatch:
         self._done.set()
 
     def renew(self) -> None:
-        """Count what is written after the next measurement: what it finds may be older."""
+        """Restart the count of written bytes after the next measurement, which may still include older writes."""
         self._renewed = True
 
     def _watch(self) -> None:
@@ -336,9 +336,9 @@ class ResourceWatch:
         return None
 
     def _processes(self) -> tuple[str, list[int], list[int]]:
-        """Return where /proc is, the processes of the run, and others that only count as writers.
+        """Return the path of /proc, the processes of the run, and others that only count as writers.
 
-        Those are zombies, and the process that waits for orphans: it inherits what they wrote.
+        The others are zombies, and the process that reaps orphans: it inherits their written bytes.
         """
         if self._find_init is None:
             found = list(_related_processes(self._pid, zombies=True))
@@ -362,7 +362,7 @@ def _read_usage(proc: str, pid: int) -> tuple[int, int]:
 
 
 def _read_written(proc: str, pid: int) -> int:
-    """Return how many bytes a process, and the children it waited for, have written to disk."""
+    """Return the number of bytes that a process and its reaped children have written to disk."""
     with suppress(OSError, ValueError), open(f"{proc}/{pid}/io", "rb") as file:
         return next(int(line.split()[1]) for line in file if line.startswith(b"write_bytes:"))
     return 0
@@ -378,7 +378,7 @@ def _unique_memory(proc: str, pids: list[int]) -> int:
 
 
 class _FreeSpace:
-    """Free space of the disk with the writable folder: a run may not use the last of it, nor more than half of little.
+    """Free space on the disk of the writable folder. A run must leave a reserve, or half of the free space if less.
 
     Other programs that fill the disk meanwhile end the run as well.
     """
@@ -540,13 +540,13 @@ class SandboxProcess:
         self._close()
 
     def drain(self) -> None:
-        """Pass on what it has written so far, without waiting."""
+        """Forward the output so far, without waiting."""
         for stream in tuple(self._streams):
             while self._read(stream):
                 pass
 
     def renew(self, seconds: float) -> None:
-        """Restart the time limit with this many seconds, and the limits on what is written."""
+        """Restart the time limit with this many seconds, and reset the limits on written bytes."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_later(seconds, self._stop, "time")
@@ -640,8 +640,8 @@ def inside_source(
 ) -> str:
     """Return Python source that confines its process and then executes the command in its arguments.
 
-    For limits and a filter that must not apply to a supervisor outside, and for mounts that only the inside can make
-    `read_only`; root is `user` then. The sandbox must contain the folders of this Python.
+    Use it for limits and a filter that must not apply to the supervisor outside, and for mounts that can be made
+    `read_only` only from inside; root then becomes `user`. The sandbox must contain the folders of this Python.
     """
     arguments = f"{filter_program!r}, {dict(rlimits)!r}, {dict(env)!r}, read_only={list(read_only)!r}, user={user!r}"
     return f"{_INSIDE_SOURCE}\nmain({arguments})\n"
@@ -667,7 +667,7 @@ def check_confined(result: ProcessResult, name: str, remedy: str) -> None:
 class Sandbox(ABC):
     """A way to confine commands. `name` is recorded in the audit log; `confines` is False for no sandbox at all.
 
-    `not_hidden` is what it lets commands find out about the machine, for approval requests.
+    `not_hidden` lists the facts about the machine that commands can still see, for approval requests.
     """
 
     name: str

@@ -74,12 +74,12 @@ sched_setscheduler:144:119 sched_setattr:314:274 setpriority:141:140 ioprio_set:
 """
 
 SUPERVISED = ("chmod", "fchmod", "fchmodat", "fchmodat2", "chown", "fchown", "lchown", "fchownat", "utimensat")
-"""Calls that change metadata of a file. Landlock does not control them, so a supervisor makes them for the command."""
+"""System calls that change file metadata. Landlock does not control them: a supervisor makes them for the command."""
 SUPERVISED_NAMES = (
     *("rename", "renameat", "renameat2", "link", "linkat", "symlink", "symlinkat", "unlink", "unlinkat", "rmdir"),
     *("mkdir", "mkdirat", "mknod", "mknodat", "truncate", "creat"),
 )
-"""Calls that change names in a folder. Landlock cannot except a path in it, so a supervisor makes these as well."""
+"""System calls that change names in a folder. Landlock cannot exclude a path, so a supervisor makes these as well."""
 _XATTR = (
     *("setxattr", "lsetxattr", "fsetxattr", "getxattr", "lgetxattr", "listxattr", "llistxattr"),
     *("removexattr", "lremovexattr", "fremovexattr"),
@@ -133,7 +133,7 @@ def syscall_numbers(names: Iterable[str], machine: str | None = None) -> dict[st
 def build_filter(machine: str | None = None, *, namespaces: bool = True) -> bytes | None:
     """Return the filter for a machine architecture; None if its system call numbers are not known here.
 
-    Without `namespaces`, there are no sockets but pairs, and files can be changed only as Landlock controls it.
+    Without `namespaces`, only socket pairs are allowed, and only file operations that Landlock controls.
     """
     machine = machine or platform.machine()
     if machine not in _ARCHITECTURES:
@@ -153,7 +153,7 @@ def build_filter(machine: str | None = None, *, namespaces: bool = True) -> byte
 
 
 def _checked_rules() -> dict[str, Sequence[bytes]]:
-    """Rules for both kinds of sandboxes."""
+    """Return the rules that both kinds of sandboxes share."""
     own_process = _only(0, (0,), _EPERM)
     return {
         **{name: own_process for name in ("prlimit64", "sched_setaffinity", "sched_setparam", "sched_setscheduler")},
@@ -174,7 +174,7 @@ def _checked_rules() -> dict[str, Sequence[bytes]]:
 
 
 def _namespace_rules() -> dict[str, Sequence[bytes]]:
-    """Sockets in a network of its own: the usual protocols. Other families, such as vsock, reach out of it."""
+    """Return the rules for sockets in a network namespace: the usual protocols; others, such as vsock, leave it."""
     by_family = [
         *_when(_UNIX, [_allow()]),
         *_when(_IPV4, _only(2, _PROTOCOLS, _EPROTONOSUPPORT)),
@@ -188,7 +188,7 @@ def _namespace_rules() -> dict[str, Sequence[bytes]]:
 
 
 def _landlock_rules() -> dict[str, Sequence[bytes]]:
-    """What Landlock cannot control: sockets of any kind, metadata of files, and notifications about files."""
+    """Return the rules for operations that Landlock cannot control: sockets, file metadata and file notifications."""
     connected = [*_require(4, 0, _EPERM), *_require(4, 0, _EPERM, high=True), *_deny_bits(_FAST_OPEN, 3)]
     return {
         "socket": [_deny(_EAFNOSUPPORT)],

@@ -19,7 +19,7 @@ from atlas_agents.core.errors import ToolFailed, Transient
 from atlas_agents.core.http import is_private, is_public, open_session
 
 _MAX_ADDRESSES = 16
-"""Addresses of a host that are tried."""
+"""Maximum number of addresses of a host that are tried."""
 ACCEPT_ENCODING = "gzip, deflate"
 """Only encodings that can be decompressed incrementally under a size limit."""
 _REDIRECT_STATUSES = (301, 302, 303, 307, 308)

@@ -153,12 +153,12 @@ def clean_text(text: str) -> str:
 
 
 def wrap_untrusted(text: str) -> str:
-    """Put a text between markers that say where it comes from; what looks like a marker in the text is defused."""
+    """Put a text between markers that name its origin; text that looks like a marker is defused."""
     return f"{WARNING}\n{_BEGIN}\n{_defuse_markers(text)}\n{_END}"
 
 
 def _defuse_markers(text: str) -> str:
-    """Replace the signs around the words of a marker by dashes, in whatever letters and signs it is written."""
+    """Replace the signs around the words of a marker by dashes, even if it is written with look-alike letters."""
     folded = _fold(text)
     pieces: list[str] = []
     copied = 0
@@ -240,7 +240,7 @@ def content_kind(media_type: str) -> Kind | None:
 
 
 def is_unspecified(media_type: str) -> bool:
-    """Return whether the server did not say what the content is."""
+    """Return whether the server did not declare a content type."""
     return media_type in _UNSPECIFIED
 
 
@@ -258,7 +258,7 @@ def sniff_kind(content: bytes) -> Kind | None:
 
 
 class Extract(msgspec.Struct, frozen=True):
-    """Extracted content. `notes` say what is missing."""
+    """Extracted content. `notes` describe missing parts."""
 
     title: str
     text: str
@@ -428,7 +428,7 @@ _EXTRACTORS = {"html": _extract_html, "text": _extract_text, "json": _extract_js
 
 @contextmanager
 def limited_memory() -> Generator[None]:
-    """Limit how much memory this process can add; the limit is lifted afterwards, because workers are reused."""
+    """Limit the additional memory of this process; the limit is lifted afterwards, because workers are reused."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     now = _address_space()
     if now:

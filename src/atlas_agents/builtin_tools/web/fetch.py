@@ -53,7 +53,7 @@ def url_fetch(
 def is_composed_url(arguments: dict[str, Any], conversation: Conversation) -> bool:
     """Return whether the model composed the URL, so that it may carry data out of the session.
 
-    A URL that the user wrote, or that a web page or search result contains as a whole, tells its server nothing.
+    A URL that the user wrote, or that occurs whole in a web page or search result, reveals nothing to its server.
     """
     url = str(arguments.get("url", "")).strip().partition("#")[0].rstrip("/")
     wanted = re.compile(re.escape(url) + _URL_ENDS)
@@ -126,7 +126,7 @@ def _describe_unsupported(url: str, media_type: str) -> str:
 
 
 def _describe_page(url: str, found: extraction.Extract, notes: tuple[str, ...], start: int, max_chars: int) -> str:
-    """Format a part of a page. Everything that the page's author wrote is between the markers."""
+    """Format a part of a page, with all text by the page's author between the markers."""
     size = len(found.text)
     if start and start >= size:
         raise ToolFailed(f"start={start:,} is beyond the end of the page ({size:,} characters)")

@@ -177,7 +177,7 @@ def _check_url(url: URL, hosts: Hosts) -> FetchTarget:
 
 
 def _is_hostname(host: str) -> bool:
-    """Return whether it is a name or a canonical IP address: forms like `0177.1` and `2130706433` disguise one."""
+    """Return whether it is a name or a canonical IP address, not a disguised one such as `0177.1` or `2130706433`."""
     if ":" in host:
         return "%" not in host
     if not _HOSTNAME.fullmatch(host) or len(host) > 253:

@@ -121,7 +121,7 @@ class XClient:
 
 
 class Account(msgspec.Struct, frozen=True):
-    """Credentials from the settings: an app, and tokens of one of its users."""
+    """Credentials from the settings: an X app, and tokens of one of its users."""
 
     client_id: str | None = None
     client_secret: Secret | None = None
@@ -290,7 +290,7 @@ def _decode(response: XResponse, *, publishes: bool) -> Any:
 
 
 def _retry_delay(response: XResponse) -> float:
-    """Return the seconds until the rate limit resets; 15 minutes if the headers do not tell."""
+    """Return the seconds until the rate limit resets; 15 minutes if the headers do not contain it."""
     try:
         return max(1.0, float(response.headers["x-rate-limit-reset"]) - time.time())
     except (KeyError, ValueError):

@@ -75,7 +75,7 @@ def format_request(request: ApprovalShape) -> ApprovalMessage:
 
 
 def parse_callback_data(data: str) -> tuple[str, str]:
-    """Return which button of which request was pressed; both are empty for unknown data."""
+    """Return the request and the button of a callback; both are empty for unknown data."""
     button, _, approval_id = data.partition(":")
     return (button, approval_id) if button in (ALLOW, DENY) else ("", "")
 

@@ -59,7 +59,7 @@ _ALLOWED_UPDATES = ["message", "callback_query"]
 
 
 class UserSession:
-    """Everything that the channel does for one user. The user's gateway token separates them from other users."""
+    """Session of one user with the gateway. The user's gateway token isolates them from other users."""
 
     def __init__(
         self, user: int, client: GatewayClient, api: BotApi, state_file: StateFile, timing: TelegramTiming

@@ -44,9 +44,9 @@ TIMING = TelegramTiming()
 
 
 class MessageBuffer:
-    """The text of an answer: its complete messages and the one that is streaming. `done` after the last event.
+    """Text buffer of an answer: its complete messages and the one that is streaming. `done` after the last event.
 
-    What follows a steering message is a text of its own, so that it is shown below that message.
+    Text after a steering message is a separate text, so that it is shown below that message.
     """
 
     def __init__(self) -> None:
@@ -115,7 +115,7 @@ class Delivery:
         self.run_id = run_id
         self.pending = pending
         self.awaited_approvals: set[str] = set()
-        """Suppresses the typing indicator."""
+        """Whether the typing indicator is suppressed."""
         self._api = api
         self._state_file = state_file
         self._timing = timing

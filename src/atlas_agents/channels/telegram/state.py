@@ -19,7 +19,7 @@ from atlas_agents.core.paths import lock_file, make_private_folder, read_json, w
 logger = logging.getLogger(__name__)
 _WRITE_RETRY_DELAY = 2.0
 _CODE_ALPHABET = "ABCDEFGHJKMNPQRSTVWXYZ23456789"
-"""Without characters that look alike."""
+"""Alphabet of pairing codes, without characters that look alike."""
 _CODE_LENGTH = 8
 _CODE_TTL = 3600.0
 _MAX_CODES = 50

@@ -72,7 +72,7 @@ async def _resolve(hub: Hub, entry: agui.Resume, row: ApprovalRow, given: Answer
 
 
 def _custom(event: core.PlanUpdated | core.SessionCompacted | core.HandedOff) -> agui.Custom:
-    """Return an event for which AG-UI has no type of its own."""
+    """Build a custom event, for events without an AG-UI type."""
     match event:
         case core.PlanUpdated(_, steps):
             return agui.Custom("plan.updated", {"steps": msgspec.to_builtins(steps)})
@@ -123,7 +123,7 @@ class AgUiEncoder:
         self._model = model
         self._messages = agui.client_messages(run_input)
         self._state: Any = msgspec.json.decode(encode(run_input.state))  # tools may change the value that they get
-        """The state that the client has."""
+        """State that was last sent to the client."""
         self._sent_state = False
         self._hide = hide
         self._numbers = 0
@@ -132,7 +132,7 @@ class AgUiEncoder:
         self._drafts: list[_Draft] = []
         """Streamed messages that are not complete yet."""
         self._hidden: set[str] = set()
-        """Stored calls of the frontend's tools, which it knows under other ids."""
+        """Stored calls of the frontend's tools, which the frontend knows under other ids."""
 
     def start(self) -> list[agui.AgUiEvent]:
         return [agui.RunStarted(self._thread_id, self._run_id, agui.VERSION)]
@@ -177,7 +177,7 @@ class AgUiEncoder:
         return events
 
     def set_state(self, state: Any) -> list[agui.AgUiEvent]:
-        """Send a new state: as a whole the first time, and later what changed."""
+        """Send a new state: a snapshot the first time, deltas later."""
         state = {} if state is None else state
         delta = tuple(agui.diff_states(self._state, state))
         if not delta:
@@ -407,7 +407,7 @@ class AgUiRun:
                 yield await self._convert(event)
 
     async def _convert(self, event: core.Event) -> list[agui.AgUiEvent]:
-        """Convert an event. A question ends the run together with the others that the turn asks."""
+        """Convert an event. A question ends the run, together with all other open questions of the turn."""
         if isinstance(event, core.ClientToolsCalled):
             return self._encoder.call_frontend(event.calls)
         if isinstance(event, core.StateChanged):
@@ -431,7 +431,7 @@ class AgUiRun:
         return self._encoder.set_state(states[-1]) if states else []
 
     async def _post_results(self, results: Sequence[ClientResult]) -> AsyncGenerator[list[agui.AgUiEvent], None]:
-        """Post the results of the frontend's tools, and yield what follows them."""
+        """Post the results of the frontend's tools, and yield the following events."""
         try:
             calls, missing, live = await self._store_results(results)
         except NotFound as error:
@@ -467,7 +467,7 @@ class AgUiRun:
         return calls, [] if posted_before else missing, live
 
     async def _resume_turn(self) -> AsyncGenerator[list[agui.AgUiEvent], None]:
-        """Yield what follows the answer. The turn continues on its own, so it may have ended, here or elsewhere."""
+        """Yield the events after the answer. The turn continues on its own, so it may have ended, here or elsewhere."""
         entries = self._run_input.resume or []
         row = await self._hub.store.approval(self._hub.atlas.tenant, entries[-1].interrupt_id)
         # Follow before the answer lets the turn end.

@@ -19,7 +19,7 @@ VERSION = "1.0"
 _PARTS = ("image", "document")
 _SETTINGS = "forwardedProps.settings"
 _MAX_DEPTH = 50
-"""Levels of a state that are compared; below, values are replaced as a whole."""
+"""Depth to which states are compared; deeper values are replaced as a whole."""
 _HTTP_URL = re.compile(r"https?://")
 PAYLOAD_SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -130,7 +130,7 @@ class PatchOperation(Shape, frozen=True, omit_defaults=True):
 
 
 class StateDelta(AgUiEvent, frozen=True, tag="STATE_DELTA"):
-    """What changed in the state since the last snapshot or delta, as JSON Patch."""
+    """Changes of the state since the last snapshot or delta, as JSON Patch."""
 
     delta: tuple[PatchOperation, ...]
 
@@ -252,7 +252,7 @@ class FrontendTool(Shape, frozen=True):
 
 
 class ContextItem(Shape, frozen=True):
-    """Something that the frontend knows, such as what the user sees."""
+    """Context from the frontend, such as the user's current view."""
 
     description: str
     value: str
@@ -300,7 +300,7 @@ def last_message(run_input: RunInput) -> Message:
 
 
 def _attach(name: str, value: Any) -> list[File]:
-    """Return what a frontend sent as a file, so that the model and the policy treat it as content of someone else."""
+    """Attach content from a frontend as a file, so that the model and the policy treat it as untrusted."""
     if value in (None, [], {}, ""):
         return []
     content = msgspec.json.encode(value)

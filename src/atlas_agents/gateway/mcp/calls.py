@@ -38,18 +38,18 @@ from atlas_agents.tools.tool import Tool
 logger = logging.getLogger(__name__)
 RequestContext = ServerRequestContext[Any, Any]
 Elicits: TypeAlias = Literal["", "request", "result"]
-"""How a client is asked: not at all, by a request on the stream of the call, or by a result that the client answers
-with a repeated call."""
+"""How a client's user is asked: not at all, by a request on the stream of the call, or by a result that the client
+answers with a repeated call."""
 _ASK = "ask_"
 _PROGRESS_INTERVAL = 10.0
 """Seconds between progress notifications; many clients time out on a call without progress."""
 TASK_PREFIX = "task:"
-"""Begins the key of a call that is a task."""
+"""Prefix of the key of a call that is a task."""
 _TASK_INTERVAL = 0.2
 _POLL_INTERVAL = 2000
-"""Milliseconds after which a client should look at a task again."""
+"""Polling interval in milliseconds that is suggested to clients of tasks."""
 _MAX_TRIES = 3
-"""How often a client is asked the same question if its answers are invalid; then the question stays open elsewhere."""
+"""Maximum number of times a client is asked the same question after invalid answers; then it stays open elsewhere."""
 _MAX_SHOWN = 4000
 _MAX_DEPTH = 20
 _MAX_FILES = 20
@@ -88,9 +88,9 @@ class McpTool(msgspec.Struct, frozen=True):
     result: dict[str, Any] | None = None
     """JSON schema of the results, if they have one."""
     read_only: bool = False
-    """A call changes nothing. Other calls count as destructive and as having an effect each time."""
+    """Whether calls change nothing. Other tools count as destructive and not idempotent."""
     open_world: bool | None = None
-    """A call reaches people or systems outside; None if that is not known."""
+    """Whether calls reach people or systems outside; None if unknown."""
 
 
 class ToolOutcome(msgspec.Struct, frozen=True):
@@ -108,16 +108,16 @@ class ToolOutcome(msgspec.Struct, frozen=True):
 
 
 class InputNeeded(msgspec.Struct, frozen=True):
-    """A call that waits for answers. It goes on when the client repeats the call with them under the same key."""
+    """A call that waits for answers. It continues when the client repeats the call with them under the same key."""
 
     key: str
     questions: tuple[Question, ...]
     problems: dict[str, str]
-    """What was wrong with the last answers, by the ids of the questions."""
+    """Problems with the last answers, by the ids of the questions."""
 
 
 class CallClient:
-    """The client that made a call: where progress and log messages go, and how its user can be asked."""
+    """The client of a call: it receives progress and log messages, and its user can be asked."""
 
     def __init__(self, ctx: RequestContext, level: types.LoggingLevel | None, gone: asyncio.Event) -> None:
         self._ctx = ctx
@@ -132,7 +132,7 @@ class CallClient:
         self._elicitation = declared.elicitation if declared is not None else None
 
     def elicits(self, question: Question) -> Elicits:
-        """Return how the client can be asked a question."""
+        """Return the way in which the client can be asked a question."""
         found, form = self._elicitation, question.form
         if found is None or not (self._is_modern or self._ctx.session.can_send_request):
             return ""
@@ -145,7 +145,7 @@ class CallClient:
         return ("result" if self._is_modern else "request") if supported else ""
 
     def elicitation(self, question: Question, problem: str = "") -> types.ElicitRequest:
-        """Return the request that asks a question; `problem` says what was wrong with the last answer."""
+        """Return the elicitation request for a question; `problem` describes an invalid last answer."""
         return _to_elicitation(question, problem, titled=self._ctx.protocol_version >= _TITLED_ENUMS)
 
     async def elicit(self, question: Question, problem: str) -> types.ElicitResult:
@@ -325,7 +325,7 @@ class McpCall:
                     self._problems[question.id] = await self._answer(question, answers[question.id])
 
     async def _answer(self, question: Question, given: types.ElicitResult) -> str:
-        """Resolve a question and return what is wrong with the answer; empty if nothing is."""
+        """Resolve a question and return the problem with the answer; empty if it is valid."""
         by, values = self._grant.principal.id, {k: v for k, v in (given.content or {}).items() if v is not None}
         answer = Answer("no" if given.action == "decline" else "dismiss", by=by)
         if given.action == "accept" and question.form is not None:
@@ -476,7 +476,7 @@ def _decisions(question: Question) -> tuple[Decision, ...]:
 
 
 def _to_elicitation(question: Question, problem: str, *, titled: bool) -> types.ElicitRequest:
-    """Return the request that shows a question: its own form, or what would be done and the possible decisions."""
+    """Return the request that shows a question: its own form, or the planned action with the possible decisions."""
     note = f"The last answer was invalid: {problem}\n\n" if problem else ""
     form = question.form
     if form is not None and form.url:
@@ -497,7 +497,7 @@ def _to_elicitation(question: Question, problem: str, *, titled: bool) -> types.
 
 
 def _field_schema(field: Field, *, titled: bool) -> dict[str, Any]:
-    """Return the schema of a field in the few forms that clients know; what they cannot check is checked here."""
+    """Return the schema of a field in the few forms that clients support; other constraints are checked here."""
     schema = field.schema
     options = [(choice.value, choice.title or choice.value) for choice in field.choices]
     if field.kind == "choice":

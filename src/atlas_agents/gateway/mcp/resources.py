@@ -41,7 +41,7 @@ class ResourceTemplate(msgspec.Struct, frozen=True):
 
 
 class ResourceReader(msgspec.Struct, frozen=True):
-    """The user that reads, with the permissions of an agent."""
+    """Reader of resources: a user, with the permissions of an agent."""
 
     agent: Agent
     user: str
@@ -85,7 +85,7 @@ class DocumentResources:
         return found[:MAX_COMPLETIONS]
 
     async def version(self, uri: str, reader: ResourceReader) -> str:
-        """Return the hash of what a URI contains now; empty if the reader cannot read it."""
+        """Return the hash of a resource's content; empty if the reader cannot read it."""
         id = uri.removeprefix(_URI_PREFIX)
         if not uri.startswith(_URI_PREFIX) or not _ID.fullmatch(id) or not self._is_allowed(reader):
             return ""

@@ -62,7 +62,7 @@ _WITH_TASKS = "2025-11-25"
 _STATE_SECONDS = 86_400.0
 """Seconds within which a client can repeat a call with answers; the questions have deadlines of their own."""
 _WATCH_INTERVAL = 2.0
-"""Seconds between two looks for changes that clients subscribed to, also by other processes."""
+"""Polling interval in seconds for changes that clients subscribed to, including changes by other processes."""
 _WRITING = ("tools/call", "tasks/get", "tasks/result", "tasks/cancel")
 """Methods that need the scope `write`."""
 _GONE = "mcp_client_gone"
@@ -77,11 +77,11 @@ class _Session(msgspec.Struct):
 
     log_level: types.LoggingLevel | None = None
     streams: int = 0
-    """Open streams on which the client receives what the server sends by itself."""
+    """Open streams on which the client receives unsolicited messages of the server."""
     watched: dict[str, str] = {}
     """The URIs that the client subscribed to, with the versions it knows of."""
     subscriber: tuple[Grant, ResourceReader, ServerSession] | None = None
-    """Who subscribed, and where the notifications go."""
+    """The subscriber, and the stream for its notifications."""
 
 
 class _Server(Server[Any]):
@@ -238,7 +238,7 @@ class McpProtocolServer:
         return CallClient(ctx, session.log_level if session is not None else None, gone)
 
     async def _create_task(self, ctx: RequestContext, call_next: CallNext) -> HandlerResult:
-        """Middleware: start a call as a task if its client asks for one. The library knows no such result."""
+        """Middleware: start a call as a task if its client asks for one, because the library does not support tasks."""
         wanted = (ctx.params or {}).get("task") is not None and ctx.protocol_version == _WITH_TASKS
         if ctx.method != "tools/call" or not wanted:
             return await call_next(ctx)
@@ -425,7 +425,7 @@ class McpProtocolServer:
             known = found
 
     async def _versions(self, ctx: RequestContext, wanted: types.SubscriptionFilter) -> dict[ServerEvent, Any]:
-        """Return what the client can be notified of, each with a value that differs after a change."""
+        """Return the lists and resources that a client subscribed to, each with a value that changes with it."""
         found: dict[ServerEvent, Any] = {}
         if wanted.tools_list_changed:
             found[ToolsListChanged()] = list_tools(self._hub, self._agent(ctx), self._authorize(ctx))
@@ -493,7 +493,7 @@ def _find_header(headers: Any, name: str) -> str:
 
 
 async def _read_messages(receive: Receive, limit: int) -> list[Any]:
-    """Return the messages of a request's body, up to a little more than the size that is accepted."""
+    """Read the messages of a request's body, up to slightly more than the accepted size."""
     found: list[Any] = []
     size = 0
     while size <= limit:

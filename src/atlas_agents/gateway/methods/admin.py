@@ -50,7 +50,7 @@ _USAGE_KEYS: dict[str, UsageKey] = {"agent": "agent_id", "model": "model", "sess
 _MAX_EVALUATIONS = 100
 _MAX_ROWS = 500
 _MAX_TEXT = 400
-"""Characters of each text of a result."""
+"""Maximum length of each text of an evaluation result."""
 
 
 def add_methods(methods: Methods) -> None:
@@ -287,14 +287,14 @@ def _is_available(hub: Hub, name: str) -> bool:
 
 
 def _require_all_sessions(caller: ClientConnection, what: str = "the audit log") -> None:
-    """Require access to all sessions, because what is asked for covers all of them."""
+    """Require access to all sessions, because the requested data covers all of them."""
     if caller.grant.prefix:
         verb = "require" if what == "the plans" else "requires"
         raise ProtocolError("FORBIDDEN", f"{what} {verb} a token with access to all sessions")
 
 
 def _day_range(since: str | None, to: str | None) -> tuple[str, str]:
-    """Return two texts: days from the first one up to the second one are in the range, and `to` is included."""
+    """Return the bounds of a range of days: the first day, and a text that sorts after the last day `to`."""
     for day in (since, to):
         try:
             date.fromisoformat(day or "0001-01-01")
@@ -340,12 +340,14 @@ async def get_config(caller: ClientConnection, _: NoParams) -> wire.ConfigResult
 def _operations(caller: ClientConnection) -> OperationsPort:
     operations = caller.hub.services.operations
     if operations is None:
-        raise ProtocolError("UNAVAILABLE", "this gateway is part of a program, which stores and checks its data itself")
+        raise ProtocolError(
+            "UNAVAILABLE", "not available: this gateway is embedded in a program, which manages its own data"
+        )
     return operations
 
 
 async def get_operations(caller: ClientConnection, _: NoParams) -> wire.OpsStatus:
-    """Return what happens now, with the budgets of all users."""
+    """Return live figures, with the budgets of all users."""
     _require_all_sessions(caller, "the status of the gateway")
     hub, storage = caller.hub, await _operations(caller).storage()
     own = (hub.server.version, platform.python_version(), hub.uptime, len(hub.connections))
@@ -395,7 +397,7 @@ async def list_tokens(caller: ClientConnection, _: NoParams) -> wire.TokensResul
 
 
 async def create_token(caller: ClientConnection, params: wire.TokensCreate) -> wire.TokenCreated:
-    """Create a token that can do at most what the caller can."""
+    """Create a token, with at most the rights of the caller's own."""
     hub, grant = caller.hub, caller.grant
     entry = _granted_entry(caller, params.scopes, params.sessions, params.role, params.user)
     shape, created = _token_shape(params.name, entry), list[Secret]()
@@ -416,11 +418,11 @@ async def create_token(caller: ClientConnection, params: wire.TokensCreate) -> w
 def _granted_entry(
     caller: ClientConnection, wanted: Sequence[Scope], sessions: Literal["own", "all"], role: str, user: str = ""
 ) -> TokenEntry:
-    """Return the properties of a new token; FORBIDDEN if it could do more than the caller."""
+    """Return the properties of a new token; FORBIDDEN if it would have more rights than the caller's."""
     missing = [scope for scope in wanted if not caller.grant.allows(scope)]
     if missing or (sessions == "all" and caller.grant.prefix):
         what = f"the scope {missing[0]!r}" if missing else "access to all sessions"
-        raise ProtocolError("FORBIDDEN", f"your token lacks {what}, so it cannot give it to another one")
+        raise ProtocolError("FORBIDDEN", f"your token lacks {what} and cannot grant it to another token")
     scopes: tuple[Scope, ...] = tuple([scope for scope in ALL if scope in wanted])
     return TokenEntry(scopes, sessions=sessions, role=role, user=user)
 
@@ -677,7 +679,7 @@ async def put_plan(caller: ClientConnection, params: wire.PlansPut) -> wire.Plan
 
 
 async def _exceeded_limits(hub: Hub, plan: Plan) -> tuple[str, ...]:
-    """Return which limits of a plan are exceeded by what is used now, in sentences."""
+    """Describe the limits of a plan that the current usage exceeds, one sentence each."""
     used = await hub.atlas.tenancy.used()
     counts = {"tokens": used.tokens, "agents": len(hub.atlas.agents), "storage": used.storage, "seats": used.seats}
     limits = {name: getattr(plan, name) for name in counts}

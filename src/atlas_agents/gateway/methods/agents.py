@@ -1,4 +1,4 @@
-"""Methods `agents.*` and `policy.*`: list, edit and try the agents, and edit what they may do."""
+"""Methods `agents.*` and `policy.*`: list, edit and try the agents, and edit their permissions."""
 
 import asyncio
 import time
@@ -33,7 +33,7 @@ from atlas_agents.workspace.workspace import KEYS, AgentSpec, AgentsText, Sectio
 
 _TRIAL_SECONDS = 300.0
 _TRIAL_SESSION = "agent-trials"
-"""The session that the tokens of trials are counted for. It is not stored."""
+"""Session key under which the tokens of trials are counted. There is no such stored session."""
 _POLICY = "permissions"
 _DAY_SECONDS = 86_400
 _MAX_SIMULATED, _MAX_SHOWN = 20_000, 200
@@ -116,7 +116,7 @@ async def remove_agent(caller: ClientConnection, params: wire.AgentsRemove) -> w
 async def try_draft(caller: ClientConnection, params: wire.AgentsTryDraft) -> wire.DraftAnswer:
     """Send a message to a draft. It has only tools that change nothing and need no approval.
 
-    Nothing is stored but what it used.
+    Only its usage is stored.
     """
     hub, editor = caller.hub, _require_editor(caller.hub)
     text = _read_agents(editor)
@@ -145,7 +145,7 @@ async def get_policy(caller: ClientConnection, _: NoParams) -> wire.PolicyResult
 
 
 async def simulate_policy(caller: ClientConnection, params: wire.PolicySimulate) -> wire.PolicySimulated:
-    """Decide the calls of the last days again, with the changes."""
+    """Decide the recorded calls of the last days again, with the changed permissions."""
     hub, editor = caller.hub, _require_policy_editor(caller.hub)
     content = _read_policy(editor)
     before = editor.effective(content)
@@ -217,7 +217,7 @@ async def put_policy(caller: ClientConnection, params: wire.PolicyPut) -> wire.P
 
 
 def _decide_again(entry: AuditEntry, before: Policy, after: Policy) -> tuple[Verdict, Verdict] | None:
-    """Return what two policies decide about a recorded call; None if it is the same, or the call was not checked."""
+    """Return the verdicts of two policies about a recorded call; None if they agree, or the call was not checked."""
     meta = entry.meta
     if meta.get("verdict") is None:
         return None
@@ -257,7 +257,7 @@ def _change_cells(hub: Hub, content: bytes, changes: Sequence[wire.CellChange]) 
 def _find_wider(
     hub: Hub, before: Policy, after: Policy, changes: Sequence[wire.CellChange]
 ) -> tuple[wire.CellChange, ...]:
-    """Return the changes after which some subject may do more than before."""
+    """Return the changes that widen the permissions of a subject."""
     old, new = _effective_cells(hub, before), _effective_cells(hub, after)
     tools = [
         tool
@@ -368,7 +368,7 @@ async def _ask(
 
 
 async def _count_trial(hub: Hub, agent: Agent, stream: AtlasStream) -> None:
-    """Add what a trial used to the usage sums. Its calls counted against the budgets when they were made."""
+    """Add the usage of a trial to the usage sums. Its calls counted against the budgets when they were made."""
     usage, model = stream.usage, agent_model(agent, hub.atlas.registry)
     if usage.input_tokens or usage.output_tokens:
         row = add_usage(utc_day(time.time()), _TRIAL_SESSION, agent.id, model, usage, turns=1)
@@ -421,9 +421,9 @@ def _require_editor(hub: Hub) -> AgentEditor:
 
 
 def _without_unchosen_model(text: AgentsText, editor: AgentEditor) -> AgentsText:
-    """Remove the model of the generated file if a person chose another one.
+    """Remove the model from a generated AGENTS.md if a person chose another model.
 
-    That model counts as soon as the file is edited, and must not receive text because another agent was added.
+    An edited file counts as written by a person, so its model would be used just because another agent was added.
     """
     if text.content != default_text("AGENTS.md").encode() or not editor.chosen_model:
         return text
@@ -451,7 +451,7 @@ def _to_draft(spec: AgentSpec) -> wire.AgentDraft:
 
 
 def _to_spec(draft: wire.AgentDraft, text: AgentsText) -> AgentSpec:
-    """Return the agent of a draft; what a draft does not have stays as it is in the file."""
+    """Return the agent of a draft; fields that a draft does not have stay as they are in the file."""
     before = text.spec(draft.id) or AgentSpec(draft.id)
     models = (draft.model, *draft.fallbacks) if draft.model else draft.fallbacks
     effort = draft.effort.strip()

@@ -211,7 +211,7 @@ def _read_settings(caller: ClientConnection, params: wire.ChatSend) -> ModelSett
 
 
 def _read_budget(limits: wire.TurnLimits | None) -> tuple[Budget, ...] | msgspec.UnsetType:
-    """Return the budget that a client sets for its turn. It can only lower those that apply anyway."""
+    """Return the budget that a client sets for its turn. It can only tighten the budgets that apply anyway."""
     if limits is None:
         return msgspec.UNSET
     try:
@@ -221,7 +221,7 @@ def _read_budget(limits: wire.TurnLimits | None) -> tuple[Budget, ...] | msgspec
 
 
 def _read_client_tools(hub: Hub, given: wire.ClientToolsShape | None) -> ClientTools | msgspec.UnsetType:
-    """Return the tools that the client runs; without any, the turn has none."""
+    """Return the tools that the client runs; None if it offers none."""
     if given is None:
         return msgspec.UNSET
     offer = msgspec.convert(given, ClientTools, from_attributes=True)
@@ -301,7 +301,7 @@ async def deny(caller: ClientConnection, params: ExecAnswer) -> Ack:
 
 
 async def list_runs(caller: ClientConnection, params: wire.RunsList) -> wire.RunsResult:
-    """List runs, latest first; without a session, those of the sessions that changed last."""
+    """List runs, latest first; without a session key, the runs of the sessions that changed last."""
     hub, prefix = caller.hub, caller.grant.prefix
     if params.session_key is not None:
         keys = [prefix + params.session_key]

@@ -67,7 +67,7 @@ CATALOG = (
     _well_known("notion", "Notion", "Pages and databases.", url="https://mcp.notion.com/mcp"),
     _well_known("sentry", "Sentry", "Errors and releases.", url="https://mcp.sentry.dev/mcp"),
 )
-"""Well-known servers, offered as suggestions: what they run is shown and approved like that of any other server."""
+"""Well-known servers, offered as suggestions. Their programs are shown and approved like those of any other server."""
 
 
 def add_methods(methods: Methods) -> None:
@@ -161,7 +161,7 @@ async def remove_server(caller: ClientConnection, params: wire.McpRemove) -> wir
 
 
 async def inspect_server(caller: ClientConnection, params: wire.McpInspect) -> wire.McpInspection:
-    """Describe what a server runs; if the caller has seen exactly that, start it and list its tools."""
+    """Describe the program of a server; if the caller has seen exactly this program, start it and list its tools."""
     servers = _require_servers(caller)
     server = _find_server(servers, params.name)
     program, id = await _describe_program(servers, server)
@@ -257,7 +257,7 @@ async def put_channel(caller: ClientConnection, params: wire.ChannelsPut) -> wir
 async def _describe_bot_change(
     telegram: ChannelPort, before: wire.ChannelShape, token: str
 ) -> tuple[str, tuple[str, ...]]:
-    """Return what another bot token changes, without the token; ConfigError if it does not work."""
+    """Describe the change to another bot token, without the token; ConfigError if the token does not work."""
     tested = await telegram.test(token) if token else wire.ChannelTested(True)
     if not tested.ok:
         raise ConfigError(tested.error)
@@ -331,7 +331,7 @@ def _find_server(servers: Servers, name: str) -> config.ServerConfig:
 
 
 async def _describe_program(servers: Servers, server: config.ServerConfig) -> tuple[config.ServerProgram, str]:
-    """Return what a server runs, and a digest of that and of its entry."""
+    """Describe the program of a server; also return a digest of the program and of the entry."""
     program = await run_in_thread(describe_program, server, servers.environment)
     return program, version_of([server.canonical.decode(), msgspec.to_builtins(program)]) or ""
 
@@ -348,7 +348,7 @@ async def _start_and_list(
     program: config.ServerProgram,
     kind: str,
 ) -> tuple[config.DiscoveredTool, ...]:
-    """Start a server and return its tools. The start is in the audit log, with who caused it."""
+    """Start a server and return its tools. The audit log records the start and who requested it."""
     tools: tuple[config.DiscoveredTool, ...] = ()
 
     async def start() -> str | None:
@@ -428,7 +428,7 @@ def _agents_with_tools(caller: ClientConnection, name: str) -> list[str]:
 
 
 def _describe_loss(caller: ClientConnection, servers: Servers, name: str) -> tuple[str, ...]:
-    """Return what agents lose with a server, in a sentence."""
+    """Describe in a sentence the tools that agents lose with a server."""
     agents, approval = len(_agents_with_tools(caller, name)), servers.approvals.get(name)
     tools = len(approval.tools) if approval is not None else 0
     if not agents or not tools:
@@ -497,7 +497,7 @@ def _refer(name: str, key: str, value: str, old: dict[str, str], secrets: dict[s
 
 
 def _check_entry(content: bytes, path: Path, name: str, servers: Servers, secrets: dict[str, str]) -> list[str]:
-    """Validate the file and return what will keep the server from starting."""
+    """Validate the file and return the problems that will keep the server from starting."""
     server = config.parse_servers(content, path)[name]
     if secrets:
         return []

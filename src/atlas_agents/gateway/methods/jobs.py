@@ -21,7 +21,7 @@ from atlas_agents.gateway.protocol.frames import ProtocolError, not_found
 from atlas_agents.gateway.protocol.types import Ack, NoParams
 
 _MAX_SCHEDULES = 100
-"""Schedules of each user who has sessions of their own."""
+"""Maximum number of schedules of each user who has sessions of their own."""
 
 
 def add_methods(methods: Methods) -> None:

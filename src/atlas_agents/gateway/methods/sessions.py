@@ -112,7 +112,7 @@ async def update_session(caller: ClientConnection, params: wire.SessionsUpdate) 
 async def _put_choices(
     caller: ClientConnection, session: Session, params: wire.SessionsUpdate
 ) -> dict[str, dict[str, Any]]:
-    """Store what a person chose for a session, beside the metadata that others set, and return it."""
+    """Store a person's choices in the metadata of a session, and return them."""
     given = {"model": params.model, "effort": params.effort, "pinned": params.pinned, "folder": params.folder}
     if all(value is None for value in given.values()):
         return {CHOICES: session.metadata[CHOICES]} if CHOICES in session.metadata else {}
@@ -199,7 +199,7 @@ async def _read_messages(caller: ClientConnection, key: str, after: str | None) 
 
 
 def _is_announced(row: StoredMessage, logs: dict[str, RunLog]) -> bool:
-    """Return whether a message belongs in the snapshot. A message of an open run does only after its event was sent."""
+    """Return whether a message belongs in the snapshot. A message of an open run does, once its event was sent."""
     log = logs.get(row.run_id)
     return log is None or row.id in log.messages
 
@@ -234,7 +234,7 @@ def _check_agent(caller: ClientConnection, agent_id: str | None) -> None:
 
 
 def _without_choices(metadata: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the metadata that a client sends without what only the fields of `sessions.update` set."""
+    """Return a client's metadata without the choices, which only the fields of `sessions.update` set."""
     return {key: value for key, value in (metadata or {}).items() if key != CHOICES}
 
 
@@ -291,7 +291,7 @@ async def _search_hit(caller: ClientConnection, match: SessionMatch, query: str)
 
 
 def _find_words(text: str, query: str) -> tuple[int, int]:
-    """Return the place and length of the query in a text, or else of its first word that occurs as it is written."""
+    """Return the position and length of the query in a text, or else of the first of its words that occurs."""
     folded = text.casefold()
     for wanted in (query.casefold(), *query.casefold().split()):
         if (index := folded.find(wanted)) >= 0:
@@ -420,7 +420,7 @@ async def _drop_unusable_model(caller: ClientConnection, session: Session) -> Se
 
 @asynccontextmanager
 async def _large_request(caller: ClientConnection) -> AsyncGenerator[None, None]:
-    """Run a request that reads or writes whole sessions, when it is the caller's turn."""
+    """Wait for the caller's slot for requests that read or write whole sessions."""
     async with caller.hub.work.slot(caller.grant.principal.id, limited=bool(caller.grant.prefix)):
         yield
 

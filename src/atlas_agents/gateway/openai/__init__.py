@@ -49,7 +49,7 @@ _PREFIX = "atlas/"
 _EMBEDDINGS = "atlas/embeddings"
 _NO_EMBEDDER = f"no embedding model is configured: set `embeddings` to a model, or run: {install_command('local')}"
 _COMPLETIONS = "completions/"
-"""Sessions of conversations without a session whose client has tools."""
+"""Key prefix of sessions that are created for clients with tools but without a session."""
 
 
 class TextCollector:
@@ -58,7 +58,7 @@ class TextCollector:
     def __init__(self) -> None:
         self.usage = Usage()
         self.reply_usage = Usage()
-        """What the replies used whose events were added."""
+        """Usage of the replies whose events were added."""
         self.withdrawn = False
         self._messages: list[str] = []
         self._chunks: list[str] = []
@@ -97,7 +97,7 @@ def finish_reason(reply: Message) -> schema.FinishReason:
 
 
 def find_refusal(reply: Message) -> str | None:
-    """Return why the model refused, or its own words instead of an answer; None if it answered."""
+    """Return the reason of a refusal, or the model's own words; None if it answered."""
     return (reply.refusal or reply.text) if reply.metadata.get("refused") else None
 
 
@@ -174,7 +174,7 @@ async def _start_without_session(
 
 
 async def _release_superseded(hub: Hub, grant: Grant, body: schema.CompletionRequest) -> None:
-    """End the turn that waits for the last calls in a conversation without a session: it went on without the turn."""
+    """End the turn that waits for the last calls of a sessionless conversation: the client continued without it."""
     for id in schema.last_call_ids(body.messages):
         try:
             (call,) = await hub.atlas.find_client_calls([id], user=grant.principal.id)
@@ -196,7 +196,7 @@ async def resume_with_results(
 
 
 async def _follow_run(hub: Hub, calls: Sequence[Question]) -> AtlasStream:
-    """Return the stream of a turn; for one that has ended, a stream of what was stored after these calls."""
+    """Return the stream of a turn; for an ended turn, a stream of the messages stored after these calls."""
     run_id, session = calls[0].run_id, calls[0].session
     if (stream := await hub.atlas.follow(run_id)) is not None:
         return stream
@@ -250,7 +250,7 @@ class CompletionTurn:
         self._output = schema.output_of(body)
         forced = isinstance(body.tool_choice, schema.ForcedChoice) or body.tool_choice == "required"
         self._streams_text = self._output is None and not forced
-        """Text that may be withdrawn is not streamed."""
+        """False if text may be withdrawn, so that it must not be streamed."""
         self._includes_usage = bool(body.stream_options and body.stream_options.include_usage)
         self._collector = TextCollector()
 
@@ -272,7 +272,7 @@ class CompletionTurn:
 
     @property
     def _usage(self) -> Usage:
-        """What this answer used: all of the turn, or a part of it if the turn waits or has waited."""
+        """Usage of this answer: of the whole turn, or of a part if the turn waits or has waited for its client."""
         return self._collector.reply_usage if self._calls or self._resumed_by else self._collector.usage
 
     def abandon(self) -> None:

@@ -46,14 +46,14 @@ _PREFIX = "resp_"
 _SESSIONS = "responses/"
 """Beginning of the keys of the sessions of responses that name none."""
 _METADATA = "openai_response"
-"""Key of a turn's metadata with what the response repeats of its request."""
+"""Metadata key of a turn with the fields of the request that the response repeats."""
 _DELETED = "deleted_responses"
 """Key of a session's metadata with the runs whose responses were deleted."""
 _CANCEL_TIMEOUT = 10.0
 _PAGE = 256
 _MAX_ITEMS = 100
 _CONTINUES = frozenset(("chat.delta", "chat.message", "chat.final", "tool.call"))
-"""Events after which text that was reset is known to be replaced."""
+"""Events that confirm the replacement of withdrawn text."""
 _CHOICES: tuple[Literal["none", "auto", "required"], ...] = ("none", "auto", "required")
 _FAULTS = {"rate_limit": "rate_limit_exceeded", "BadOutput": "bad_output"}
 _WITHDRAWN = "the model restarted its answer after part of it was sent; {advice}"
@@ -62,7 +62,7 @@ RunEvents: TypeAlias = AsyncGenerator[wire.RunEvent, None]
 
 
 class StoredRequest(msgspec.Struct, frozen=True):
-    """What is stored of a request with its run: the response as it started, and which messages are its input.
+    """Stored part of a request, kept with its run: the initial response, and the messages that are its input.
 
     These are `past` messages after the message number `after` of the session, and those that the run started with.
     """
@@ -276,7 +276,7 @@ class ResponseEncoder:
         return [*events, self._finish(status, **fields)]
 
     def _add_answer(self, message: MessageShape) -> list[StreamEvent]:
-        """Add what was not streamed: structured output, a refusal, or the text of a message without deltas."""
+        """Add content that was not streamed: structured output, a refusal, or the text of a message without deltas."""
         refusal, text = message.refusal, _text_of(message)
         if message.metadata.get("refused"):
             return self._refuse(refusal or text)
@@ -370,7 +370,7 @@ def _make_id(run_id: str, part: int) -> str:
 
 
 def _is_forced(choice: schema.ResponseToolChoice) -> bool:
-    """Return whether a call of a client tool is required, so that text of the model may be withdrawn."""
+    """Return whether a call of a client tool is required; text of the model may then be withdrawn."""
     if isinstance(choice, str):
         return choice == "required"
     return choice.type == "function" or choice.mode == "required"
@@ -468,7 +468,7 @@ def drop_withdrawn(events: Sequence[wire.RunEvent]) -> list[wire.RunEvent]:
 
 
 def drop_client_calls(events: Sequence[wire.RunEvent]) -> list[wire.RunEvent]:
-    """Return the events without the calls of tools that the client runs: the event with which it waits has them."""
+    """Return the events without calls of client tools, which the event of the wait lists."""
     groups = [event for event in events if type(event) is wire.ToolsPending]
     ids = {call.tool_call_id for group in groups for call in group.calls}
     return [event for event in events if not (type(event) is wire.ToolCalling and event.tool_call_id in ids)]
@@ -558,7 +558,7 @@ def _sse_event(event: StreamEvent) -> bytes:
 
 
 class _Position(msgspec.Struct, frozen=True):
-    """Where a response is added: to a session, which is `new` and starts with `history`, or is the one it continues."""
+    """Position of a response: a `new` session that starts with `history`, or the session that it continues."""
 
     session: str
     new: bool = False
@@ -873,7 +873,7 @@ class ResponsesEndpoint:
 
 
 def _check_supported(request: Request, body: schema.ResponseRequest) -> None:
-    """Refuse parameters that are not supported, or not together, instead of ignoring them."""
+    """Refuse unsupported parameters and combinations instead of ignoring them."""
     for name, value in (("prompt", body.prompt), ("max_tool_calls", body.max_tool_calls)):
         if value is not None:
             raise bad_request(f"{name} is not supported", name, "unsupported_parameter")
@@ -916,7 +916,7 @@ def _function_of(tool: ClientTool) -> schema.ResponseFunction:
 
 
 def _stored_request(row: RunRow) -> StoredRequest | None:
-    """Return what is stored of the request for a response; None if the run was started in another way."""
+    """Return the stored part of a response's request; None if the run was started in another way."""
     try:
         found = (decode_options(row).metadata or {}).get(_METADATA)
         return msgspec.convert(found, StoredRequest) if found is not None else None

@@ -213,7 +213,7 @@ Includable: TypeAlias = Literal[
     "reasoning.encrypted_content",
     "message.output_text.logprobs",
 ]
-"""What OpenAI can include in a response. Nothing of it exists here, so that all are ignored."""
+"""Additional data that OpenAI can include in a response. None of it exists here, so all values are ignored."""
 
 
 class ResponseFunction(msgspec.Struct, frozen=True):
@@ -274,7 +274,7 @@ class OutputText(msgspec.Struct, frozen=True, tag="output_text"):
 
 
 class OutputRefusal(msgspec.Struct, frozen=True, tag="refusal"):
-    """Says that the model refused, and why."""
+    """Refusal of the model, with its reason."""
 
     refusal: str
 

@@ -24,7 +24,7 @@ class Health(types.WireStruct, frozen=True):
 
 
 class BudgetShape(types.WireStruct, frozen=True):
-    """One limit of a budget: what is used and what running turns have reserved; `resets_at` is in milliseconds."""
+    """One limit of a budget: the amounts used and reserved by running turns; `resets_at` is in milliseconds."""
 
     scope: str
     subject: str
@@ -67,7 +67,7 @@ class BackupShape(types.WireStruct, frozen=True):
 
 
 class StorageStatus(types.WireStruct, frozen=True):
-    """Where data is kept, with sizes in bytes. `database_size` is null if the database is not a file.
+    """Storage locations, with sizes in bytes. `database_size` is null if the database is not a file.
 
     `backups` are those made by `ops.backup`, newest first.
     """
@@ -120,7 +120,7 @@ class KeyCooldownShape(types.WireStruct, frozen=True):
 
 
 class MemberShape(types.WireStruct, frozen=True):
-    """A process that serves or executes turns. `lost`: its heartbeat is overdue. Times are in seconds."""
+    """A process that serves or executes turns. `lost` means that its heartbeat is overdue. Times are in seconds."""
 
     role: str
     host: str
@@ -136,8 +136,8 @@ class MemberShape(types.WireStruct, frozen=True):
 
 
 class QueueShape(types.WireStruct, frozen=True):
-    """Open turns: those that run, wait for a person, or are queued behind another one; and turns that wait for a
-    worker, with the longest wait in seconds."""
+    """Open turns: running, waiting for a person, or queued behind another turn; and turns that wait for a worker, with
+    the longest wait in seconds."""
 
     open: int
     running: int
@@ -148,7 +148,7 @@ class QueueShape(types.WireStruct, frozen=True):
 
 
 class EndedTurns(types.WireStruct, frozen=True):
-    """How the turns of the last 15 minutes ended."""
+    """Outcomes of the turns of the last 15 minutes."""
 
     done: int
     failed: int
@@ -156,8 +156,8 @@ class EndedTurns(types.WireStruct, frozen=True):
 
 
 class AlertShape(types.WireStruct, frozen=True):
-    """An alert rule and its state; times are in milliseconds, and `error` says why the rule could not be checked
-    or its message could not be sent."""
+    """An alert rule and its state. Times are in milliseconds; `error` says why the rule could not be checked or its
+    message not sent."""
 
     rule: str
     state: Literal["ok", "pending", "firing"]
@@ -168,7 +168,7 @@ class AlertShape(types.WireStruct, frozen=True):
 
 
 class LiveStatus(types.WireStruct, frozen=True):
-    """What happens now. In a cluster, turns and models are those of all members that execute turns and are alive."""
+    """Live figures. In a cluster, turns and models are those of all live members that execute turns."""
 
     queue: QueueShape
     members: tuple[MemberShape, ...]
@@ -184,7 +184,7 @@ class LiveStatus(types.WireStruct, frozen=True):
 
 
 class OpsStatus(types.WireStruct, frozen=True):
-    """The gateway's version, uptime in seconds, connected clients, storage, and what happens now."""
+    """The gateway's version, uptime in seconds, connected clients, storage, and live figures."""
 
     version: str
     python: str
@@ -199,7 +199,7 @@ class BackupMade(types.WireStruct, frozen=True):
 
 
 class CheckShape(types.WireStruct, frozen=True):
-    """The result of one check of `atlas doctor`, and how to fix what is wrong."""
+    """The result of one check of `atlas doctor`, with a remedy for a problem."""
 
     what: str
     state: Literal["ok", "notice", "broken"]
@@ -379,7 +379,7 @@ class AgentsTryDraft(types.WireStruct, frozen=True):
 
 
 class DraftAnswer(types.WireStruct, frozen=True):
-    """The answer of a draft; nothing of it is stored. `withheld` are its tools that have side effects or ask."""
+    """The answer of a draft, which is not stored. `withheld`: its tools that have side effects or need approval."""
 
     text: str
     model: str
@@ -417,9 +417,9 @@ class CurrentModel(types.WireStruct, frozen=True):
 
 
 class LocalModelShape(types.WireStruct, frozen=True):
-    """A model that can be downloaded to this machine; `done` of `size` bytes are there.
+    """A model that can be downloaded to this machine; `done` of `size` bytes are downloaded.
 
-    `install` is the command that adds what local models need; empty if it is installed.
+    `install` is the command that installs the engine of local models; empty if it is installed.
     """
 
     id: str
@@ -433,7 +433,7 @@ class LocalModelShape(types.WireStruct, frozen=True):
 
 
 class SetupStatus(types.WireStruct, frozen=True):
-    """Whether a model was chosen, the one in use, and what could be used instead."""
+    """Whether a model was chosen, the model in use, and the alternatives."""
 
     done: bool
     current: CurrentModel
@@ -468,7 +468,7 @@ class ProviderResult(types.WireStruct, frozen=True):
 
 
 class ProvidersTest(types.WireStruct, frozen=True):
-    """The provider to test, with a key and address that need not be stored; without them, those that are set."""
+    """The provider to test, with a key and address that need not be stored; by default the configured ones."""
 
     provider: str
     key: str | None = None
@@ -476,7 +476,7 @@ class ProvidersTest(types.WireStruct, frozen=True):
 
 
 class ProviderTested(types.WireStruct, frozen=True):
-    """Whether the key works: the models of the provider, or what went wrong."""
+    """Whether the key works: the models of the provider, or the error."""
 
     ok: bool
     models: tuple[str, ...] = ()
@@ -569,7 +569,7 @@ class Matrix(types.WireStruct, frozen=True):
 
 
 class PolicyTool(types.WireStruct, frozen=True):
-    """A tool of the matrix. `asks` if it asks by itself, whatever the permissions; `pure` if it has no side effects."""
+    """A tool of the matrix. `asks` if it always asks, regardless of permissions; `pure` if it has no side effects."""
 
     name: str
     source: str
@@ -587,7 +587,7 @@ class PolicySubject(types.WireStruct, frozen=True):
 
 
 class PolicyCell(types.WireStruct, frozen=True):
-    """What applies to a subject, the rule behind it, and the subject that it is inherited from, if it is."""
+    """The permission of a subject, the rule behind it, and the subject that it is inherited from, if any."""
 
     cell: types.Cell
     rule: str
@@ -603,7 +603,7 @@ class CellChange(types.WireStruct, frozen=True):
 
 
 class PolicyResult(types.EditStamp, frozen=True):
-    """The permissions. `cells` are those that are set, `effective` what applies, both by tool and subject."""
+    """The permissions. `cells` are the explicit ones and `effective` the resulting ones, both by tool and subject."""
 
     file: str
     tools: tuple[PolicyTool, ...]
@@ -632,7 +632,7 @@ class SimulatedCall(types.WireStruct, frozen=True):
 
 
 class PolicySimulated(types.WireStruct, frozen=True):
-    """How many recorded calls would be allowed, ask or be denied from now on, of all that were checked.
+    """Counts of the checked calls that would be allowed, need approval or be denied from now on.
 
     `wider` are the changes that allow more than now, and `effective` is the matrix with the changes. `complete` is
     false if there were too many calls to check all; `calls` has the latest ones.
@@ -649,7 +649,7 @@ class PolicySimulated(types.WireStruct, frozen=True):
 
 
 class PolicyPut(types.EditParams, frozen=True):
-    """Changes to save. Those that allow more than now need `allowWider`."""
+    """Changes to save. Changes that allow more than now need `allowWider`."""
 
     changes: Annotated[tuple[CellChange, ...], Meta(max_length=1000)]
     allow_wider: bool = False
@@ -665,7 +665,7 @@ class PolicyEdited(types.EditResult, frozen=True):
 class AuditList(types.WireStruct, frozen=True):
     """Filters for audit entries, combined with AND. A page can be short although more follow: use its `nextCursor`.
 
-    `user` finds what a person did, asked an agent for, allowed or denied. `from` is included and `to` is not; both are
+    `user` matches a person's actions, requests and decisions. `from` is included and `to` is not; both are
     in milliseconds since 1970.
     """
 
@@ -702,7 +702,8 @@ class AuditVerified(types.WireStruct, frozen=True):
 class UsageSummary(types.WireStruct, frozen=True):
     """A range of days, both included, and the grouping key; `byDay` returns one sum per day.
 
-    Of sessions, those with the most tokens are returned, up to `limit`. With `sessionKey`, only what one session used.
+    By session, the sessions with the most tokens are returned, up to `limit`. With `sessionKey`, only the usage of one
+    session.
     """
 
     since: Day | None = field(default=None, name="from")
@@ -726,7 +727,7 @@ class UsageSum(types.WireStruct, frozen=True):
     cache_write_tokens: int = 0
     reasoning_tokens: int = 0
     saved_microcents: int = 0
-    """What the vendors' caches saved; negative if writing to them cost more."""
+    """Savings by the vendors' caches; negative if writing to them cost more."""
 
 
 class UsageResult(types.WireStruct, frozen=True):
@@ -819,7 +820,7 @@ class TokensCreate(types.WireStruct, frozen=True):
     role: Annotated[str, Meta(max_length=64)] = ""
     user: Annotated[str, Meta(pattern="^[a-z0-9_-]{0,64}$")] = ""
     dry_run: bool = False
-    """Only return what would change."""
+    """Dry run: only return the changes."""
 
 
 class TokenCreated(types.WireStruct, frozen=True):
@@ -835,7 +836,7 @@ class TokensRevoke(types.WireStruct, frozen=True):
 
     name: TokenName
     dry_run: bool = False
-    """Only return what would change."""
+    """Dry run: only return the changes."""
 
 
 class UserShape(types.WireStruct, frozen=True):
@@ -864,7 +865,7 @@ class UsersPut(types.WireStruct, frozen=True):
     status: Literal["active", "invited", "suspended"] = "active"
     expected_version: ExpectedVersion = UNSET
     dry_run: bool = False
-    """Only return what would change."""
+    """Dry run: only return the changes."""
 
 
 class UserResult(types.WireStruct, frozen=True):
@@ -880,7 +881,7 @@ class UsersRemove(types.WireStruct, frozen=True):
 
     name: Name
     dry_run: bool = False
-    """Only return what would change."""
+    """Dry run: only return the changes."""
 
 
 class UsersInvite(types.WireStruct, frozen=True):
@@ -892,7 +893,7 @@ class UsersInvite(types.WireStruct, frozen=True):
     sessions: Literal["own", "all"] = "own"
     days: Annotated[int, Meta(ge=1, le=90)] = 7
     dry_run: bool = False
-    """Only return what would change."""
+    """Dry run: only return the changes."""
 
 
 class UserInvited(types.WireStruct, frozen=True):
@@ -933,7 +934,7 @@ class PlansPut(types.WireStruct, frozen=True):
     seats: Count | None = None
     expected_version: ExpectedVersion = UNSET
     dry_run: bool = False
-    """Only return what would change."""
+    """Dry run: only return the changes."""
 
 
 class PlanResult(types.WireStruct, frozen=True):
@@ -962,7 +963,7 @@ class TenantsUpdate(types.WireStruct, frozen=True):
 
     plan: Name
     dry_run: bool = False
-    """Only return what would change."""
+    """Dry run: only return the changes."""
 
 
 class TenantsResult(types.WireStruct, frozen=True):
@@ -991,7 +992,7 @@ class McpOAuthShape(types.WireStruct, frozen=True):
 
 
 class McpEntryShape(types.WireStruct, frozen=True):
-    """How an MCP server is started or reached.
+    """Configuration of an MCP server: its command or URL.
 
     Values of `env` and `headers` and a client secret that are no `${VARIABLE}` are secrets: they are stored in the
     secret file and shown as `••••`, which keeps the stored value when it is sent back.
@@ -1074,7 +1075,7 @@ class ChannelsPut(types.WireStruct, frozen=True):
     id: Literal["telegram"]
     token: Annotated[str, Meta(max_length=200, pattern=r"^\S*$")]
     dry_run: bool = False
-    """Only return what would change."""
+    """Dry run: only return the changes."""
 
 
 class ChannelsTest(types.WireStruct, frozen=True):
@@ -1093,7 +1094,7 @@ class ChannelTested(types.WireStruct, frozen=True):
 
 
 class ChannelResult(types.WireStruct, frozen=True):
-    """A channel as it is now. `warnings` say what the change affects."""
+    """The current state of a channel. `warnings` describe the effects of the change."""
 
     channel: ChannelShape
     diff: str = ""
@@ -1101,7 +1102,7 @@ class ChannelResult(types.WireStruct, frozen=True):
 
 
 class ChannelsPair(types.WireStruct, frozen=True):
-    """The code that the bot sent to a person."""
+    """Pairing code that the bot sent to a person."""
 
     id: Literal["telegram"]
     code: Annotated[str, Meta(min_length=1, max_length=40)]
@@ -1117,7 +1118,7 @@ class ChannelsUnpair(types.WireStruct, frozen=True):
     id: Literal["telegram"]
     person: Annotated[str, Meta(min_length=1, max_length=40)]
     dry_run: bool = False
-    """Only return what would change."""
+    """Dry run: only return the changes."""
 
 
 McpName = Annotated[str, Meta(pattern="^[A-Za-z0-9][A-Za-z0-9_-]{0,31}$")]
@@ -1147,7 +1148,7 @@ class OneMcpServer(types.WireStruct, frozen=True):
 
 
 class McpInspect(types.WireStruct, frozen=True):
-    """Describe what would run. With the `program` that was described, start it and list its tools."""
+    """Describe what would run. With the digest `program` from that description, start it and list its tools."""
 
     name: McpName
     program: str | None = None
@@ -1169,7 +1170,7 @@ class McpToolShape(types.WireStruct, frozen=True):
 
 
 class McpInspection(types.WireStruct, frozen=True):
-    """What a server runs: the exact command or URL, and what it may access. `program` identifies all of this.
+    """The program of a server: the exact command or URL, and its access rights. `program` identifies all of this.
 
     `tools` is null until the server was started; `removed` are approved tools that it no longer offers.
     """
@@ -1206,7 +1207,7 @@ class McpLogin(types.WireStruct, frozen=True):
 
 
 class McpCatalogEntry(types.WireStruct, frozen=True):
-    """A well-known MCP server. `needs` lists what a person must fill in."""
+    """A well-known MCP server. `needs` lists the fields that a person must fill in."""
 
     name: str
     title: str

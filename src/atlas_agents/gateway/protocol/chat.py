@@ -66,9 +66,9 @@ class ClientToolShape(types.WireStruct, frozen=True, forbid_unknown_fields=True)
 class ClientToolsShape(types.WireStruct, frozen=True, forbid_unknown_fields=True):
     """The tools that the client of a turn runs; `tool.pending` names the calls, `chat.postResults` posts the results.
 
-    `runs` are tools of the gateway that the client runs in their place for the files in its `folder`, because it knows
-    text that is not saved: `file_read`, `file_write` and `file_edit`. A call without a result fails after `deadline`
-    seconds; the turn then continues or, with `unanswered: "end"`, ends.
+    `runs` are tools of the gateway that the client runs instead, for the files in its `folder`, because it knows
+    unsaved text: `file_read`, `file_write` and `file_edit`. A call without a result fails after `deadline` seconds; the
+    turn then continues or, with `unanswered: "end"`, ends.
     """
 
     tools: tuple[ClientToolShape, ...] = ()

@@ -53,7 +53,7 @@ class ChatReasoning(types.WireStruct, frozen=True, gc=False):
 
 
 class ChatReset(types.WireStruct, frozen=True, gc=False):
-    """The current message is withdrawn: discard its text. Complete messages of the run stay; `kept` is their text."""
+    """The current message is withdrawn: discard its text. Complete messages of the run stay, with the text `kept`."""
 
     event: ClassVar[str] = "chat.reset"
     run_id: str
@@ -325,7 +325,7 @@ class ModelProgress(types.WireStruct, frozen=True):
 
 
 class ResourceUpdated(types.WireStruct, frozen=True):
-    """Something that can be edited has a new version, null if it was removed. Guests do not learn `by` whom."""
+    """An editable resource has a new version, null if it was removed. Guests do not receive `by`."""
 
     event: ClassVar[str] = "resource.updated"
     kind: str

@@ -208,7 +208,7 @@ class ApprovalsResolve(types.WireStruct, frozen=True):
 
 
 class SeenApproval(types.WireStruct, frozen=True):
-    """An approval that a person saw: its id, and the digest of what was shown."""
+    """An approval that a person saw: its id, and the digest of the content shown."""
 
     approval_id: str
     digest: str
@@ -223,7 +223,7 @@ class ApprovalsResolveMany(types.WireStruct, frozen=True):
 
 
 class ApprovalOutcome(types.WireStruct, frozen=True):
-    """What became of one approval. `error` says why it was not resolved, and `kind` names the kind of error."""
+    """The outcome of one approval. `error` says why it was not resolved, and `kind` is the kind of error."""
 
     approval_id: str
     ok: bool

@@ -25,9 +25,9 @@ class WireStruct(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True
 
 
 class EditParams(WireStruct, frozen=True, kw_only=True):
-    """What every method that edits something takes. `expectedVersion` is the version that was read, null to create.
+    """Common parameters of all edit methods. `expectedVersion` is the version that was read, null to create.
 
-    With `dryRun` nothing is written: the result has the diff and the warnings only.
+    With `dryRun` nothing is written, and the result has only the diff and the warnings.
     """
 
     expected_version: str | None = None
@@ -35,7 +35,7 @@ class EditParams(WireStruct, frozen=True, kw_only=True):
 
 
 class EditStamp(WireStruct, frozen=True, kw_only=True):
-    """The version of something that can be edited, and its last change. `changedBy` is empty if the change was not made
+    """The version of an editable resource, and its last change. `changedBy` is empty if the change was not made
     through the gateway, `changedAt` is null if its time is unknown."""
 
     version: str | None = None
@@ -44,14 +44,14 @@ class EditStamp(WireStruct, frozen=True, kw_only=True):
 
 
 class EditResult(EditStamp, frozen=True, kw_only=True):
-    """What every method that edits something returns besides the new value: its version, a unified diff, warnings."""
+    """Common results of all edit methods besides the new value: its version, a unified diff and warnings."""
 
     diff: str = ""
     warnings: tuple[str, ...] = ()
 
 
 class RemovalResult(WireStruct, frozen=True):
-    """The outcome of a removal. After a dry run nothing was removed; `warnings` say what the removal affects."""
+    """The outcome of a removal. After a dry run nothing was removed; `warnings` describe the effects of the removal."""
 
     ok: bool
     diff: str = ""
@@ -59,7 +59,7 @@ class RemovalResult(WireStruct, frozen=True):
 
 
 class CurrentValue(EditStamp, frozen=True, kw_only=True):
-    """What someone else wrote since a version was read; `value` is null if they removed it."""
+    """The current value, if another author changed it since a version was read; `value` is null if it was removed."""
 
     value: Any = None
 
@@ -116,7 +116,7 @@ InputPart: TypeAlias = TextPart | ImagePart | FilePart
 
 
 class OriginShape(WireStruct, frozen=True):
-    """Where a message with the role "user" comes from, if a person did not write it in this session.
+    """Origin of a message with the role "user" that a person did not write in this session.
 
     `id` is the job, the schedule or the channel. `state` is the outcome that a job reports to the session that
     delegated it; it is omitted where the job receives its task. `agentId` is the agent that reports or delegates.

@@ -39,7 +39,7 @@ _INLINE_LABEL = re.compile(rf"\b{_NAMES}[ \t]*\d*:[ \t]*", re.IGNORECASE)
 _FENCE = "```"
 NO_TOOL_NAMES = frozenset(("", "none", "n/a", "na", "no action", "nothing", "no tool", "null"))
 _MAX_LABEL = 60
-"""At least as long as the longest text that `_LABEL` matches."""
+"""Length of the buffer for labels, at least that of the longest text that `_LABEL` matches."""
 _TYPE_EXAMPLES = {"string": '"…"', "integer": "0", "number": "0.0", "boolean": "true or false"}
 _LIMITS = {
     "minimum": "at least",

@@ -1,1 +1,1 @@
-"""What the SQL stores share: tables derived from the row structs, statements, writes and reads."""
+"""Shared parts of the SQL stores: tables derived from the row structs, statements, writes and reads."""

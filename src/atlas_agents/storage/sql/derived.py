@@ -1,7 +1,7 @@
 """Derived tables: search index of sessions, index of the audit log, sums of usage; built from the rows in batches.
 
-Nothing is added to the commits of a turn. `RefreshIndexes` continues from a stored position, so it also indexes what
-was stored before an upgrade or by an older process, and a process that is killed in between loses nothing.
+They add no work to the commits of a turn. `RefreshIndexes` continues from a stored position, so it also indexes rows
+from before an upgrade or from an older process, and nothing is lost if the process is killed.
 """
 
 import re
@@ -21,15 +21,15 @@ from atlas_agents.storage.sql.text_search import session_owners
 SESSIONS = "sessions"
 """Name of the position in the sessions of a tenant: the `updated_at` up to which they are indexed."""
 OVERLAP_MS = 20_000
-"""Sessions that changed this long before the position are checked again, in case commits were not made in order: on
-Postgres, a commit that has chosen its time may wait for 5 seconds and be idle for 10 until others see it, and its time
-may be a second old."""
+"""Milliseconds before the position within which changed sessions are checked again, because commits may be out of
+order: on Postgres, a commit that has chosen its time may wait for 5 seconds and be idle for 10 until others see it, and
+its time may be a second old."""
 BATCH = 32
-"""Sessions of one batch."""
+"""Maximum number of sessions of one batch."""
 _MAX_MESSAGES = 60
-"""Limit of one batch, which takes about 10 ms. Each session counts as one more."""
+"""Maximum number of messages of one batch, which takes about 10 ms. Each session counts as one more."""
 _MAX_BYTES = 256 * 1024
-"""Bytes of the messages of a session from which on the next batch continues with it."""
+"""Size in bytes of a session's messages after which the next batch continues."""
 _MAX_TEXT, _MAX_WORD = 64 * 1024, 64
 """Characters of a message and of a word that are indexed."""
 AUDIT = "audit"
@@ -42,10 +42,10 @@ _SESSION_BATCHES = (16, 4, 1)
 """Sessions per statement. Few sizes, so that each statement stays prepared."""
 _MAX_VALUE = 200
 USAGE = "usage"
-"""Begins the name of the position in a day: the number of sessions whose usage is summed."""
+"""Prefix of the name of the position in a day: the number of sessions whose usage is summed."""
 _USAGE_SESSIONS = 500
 OPEN_DAYS_MS = 2 * 86_400_000
-"""Days that may still change often are not summed."""
+"""Days within this time before now may still change often, and are not summed."""
 _MAX_TIME = (1 << 63) - 1
 _MAX_DAY = 253_402_300_800_000
 """The year 10,000, which has no day in ISO format."""
@@ -76,7 +76,7 @@ _decode_body = msgspec.json.Decoder(_Body).decode
 
 
 class _Pending(NamedTuple):
-    """A session to index, with what was indexed of it before."""
+    """A session to index, and its indexed part so far."""
 
     key: str
     updated_at: int
@@ -98,9 +98,10 @@ def search_words(text: str) -> list[str]:
 
 
 def refresh_indexes(context: WriteContext, write: store.RefreshIndexes) -> Steps[int]:
-    """Index one batch of sessions; if that is all of them, also one of audit rows; if few remain, sum a day.
+    """Index one batch of sessions; if none remain, also a batch of audit rows; if few of those remain, sum the usage of
+    a day.
 
-    The result is less than `BATCH` once only sessions remain that change all the time.
+    The result is less than `BATCH` once only sessions that change all the time remain.
     """
     count = yield from _index_sessions(context)
     if count < BATCH:
@@ -314,10 +315,11 @@ def _bind_rows(context: WriteContext, statement: Callable[[int], str], rows: Seq
 
 
 def _sum_usage_day(context: WriteContext) -> Steps[int]:
-    """Sum the usage of the next day that is over: one commit announces it, and each further one sums some sessions.
+    """Sum the usage of the next day that is over: the first commit announces the day, each further one sums some
+    sessions.
 
-    A change of the day in between, even by another process, takes the announcement back, and all is summed again. A
-    change that is not visible yet could not.
+    A change of the day in between, even by another process, revokes the announcement, and the day is summed again.
+    Without the announcement, a change that is not visible yet would be missed.
     """
     until = utc_day((context.now - OPEN_DAYS_MS) / 1000)
     found = yield context.bind(sql.NEXT_OPEN_DAY, since="", until=until)

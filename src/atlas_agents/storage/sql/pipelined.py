@@ -1,12 +1,12 @@
-"""Writes of a turn as one call of a function in Postgres, which gets a group of commits in one message.
+"""Pipelined writes: a Postgres function that receives a group of commits of turns in one message.
 
 The function (`statements.POSTGRES_CREATE_FUNCTION`) writes each table once for all commits, and checks what `writes`
-checks step by step. If it finds something else than expected, it fails, and the group is repeated with the steps of
-`writes`, which decide and explain. So this module may give up at any time (`NotPipelined`), but must never accept what
+checks step by step. If it finds anything unexpected, it fails, and the group is repeated with the steps of `writes`,
+which decide and explain. So this module may give up at any time (`NotPipelined`), but must never accept a commit that
 the steps would reject.
 
-The transaction shares the lock of its tenant with others of this kind, while the steps hold it exclusively. Whatever
-belongs to a session, its runs included, is written under the advisory lock of the session. Locks are taken in a fixed
+The transaction shares the lock of its tenant with others of this kind, while the steps hold it exclusively. All rows of
+a session, including those of its runs, are written under the advisory lock of the session. Locks are taken in a fixed
 order: sessions by the hash of their key, then the audit chain. A lock of a row, and the ON CONFLICT of an INSERT, would
 write a further record to the WAL for each row.
 """
@@ -26,7 +26,7 @@ from atlas_agents.storage.sql.tables import Query, Row, WriteContext, clean_text
 from atlas_agents.storage.sql.writes import FIRST_OWNER, MAX_RESERVED_EVENTS, changed_fields, new_run
 
 _MIN_PACKED = 64
-"""Bytes of events from which on they are compressed."""
+"""Minimum size in bytes of events that are compressed."""
 
 
 class NotPipelined(Exception):
@@ -34,8 +34,8 @@ class NotPipelined(Exception):
 
 
 class WrittenTurns(msgspec.Struct, frozen=True):
-    """What the function returns: the last message of each session, the status of each accepted run, epoch and number of
-    events of each changed run, the run that each ended one started, and the end of the audit chain."""
+    """Result of the function: the last message of each session, the status of each accepted run, epoch and number of
+    events of each changed run, the run that each ended run started, and the end of the audit chain."""
 
     sessions: dict[str, int] = {}
     accepted: dict[str, store.RunStatus] = {}
@@ -94,7 +94,7 @@ class Batch:
         self.results: list[list[Any]] = [[None] * len(writes) for writes in commits]
         self.context = context
         self.rows: dict[str, list[Any]] = {}
-        """Rows for the function, by what is written."""
+        """Rows for the function, by table."""
         self.sessions: dict[str, dict[str, Any]] = {}
         """Changes of sessions, and of runs that stay open, by key and id."""
         self.runs: dict[str, dict[str, Any]] = {}
@@ -102,7 +102,7 @@ class Batch:
         self.events: dict[str, dict[int, bytes]] = {}
         """New events by run and number."""
         self.found: dict[str, store.Session] = {}
-        """The sessions that were put, as they are now."""
+        """Current rows of the sessions that were put."""
         self._journals = journals
         self._chain_lock = chain_lock
         self._finishers: list[Finisher] = []
@@ -149,7 +149,7 @@ class Batch:
             self.final_queries.append(self._bind(sql.POSTGRES_CHAIN_AUDIT, chain=self._chain_lock, entries=entries))
 
     def finish_audit(self, answers: Sequence[list[Row]]) -> None:
-        """Read the answer to `final_queries` if the server has chained the entries: the end of the log before them."""
+        """Read the answer to `final_queries` if the server chained the entries: the previous end of the log."""
         for rows in answers:
             for (start,) in rows:
                 self._chain(*msgspec.json.decode(start, type=tuple[int, str]))
@@ -181,11 +181,11 @@ class Batch:
         self._finishers.append(finisher)
 
     def session(self, key: str) -> dict[str, Any]:
-        """Return the changes of a session, to be added to."""
+        """Return the mutable changes of a session."""
         return self.sessions.setdefault(key, {"key": key, "put": False, "runs": 0, "messages": 0, "moves": False})
 
     def run(self, id: str, epoch: int | None, *, is_open: bool) -> dict[str, Any]:
-        """Return the changes of a run, to be added to. An epoch must be the one after the changes."""
+        """Return the mutable changes of a run. An epoch must be the one after the changes."""
         new = {"id": id, "claims": 0, "epoch": epoch, "reserves": 0, "says": False, "is_open": is_open}
         run = self.runs.setdefault(id, new)
         if None not in (epoch, run["epoch"]) and epoch != run["epoch"]:
@@ -213,7 +213,7 @@ class Batch:
         return step
 
     def _join_last_steps(self) -> None:
-        """Make one row of the last two steps of a run that ends: the last reply is written with the end. No step can
+        """Join the last two steps of a run that ends into one row: the last reply is written with the end. No step can
         follow, so only the function has to look for the kind and the key of both."""
         for ended in self.rows.get("ended", ()):
             if len(steps := self._step_rows.get(ended["id"], [])) > 1:

@@ -70,7 +70,7 @@ WITH_PREFIX = "key >= :first AND key < :end"
 # Messages
 
 _OF_NUMBER = "tenant || '' = :tenant AND session || '' = :session AND id_number"
-"""Keeps the planner from reading the whole session."""
+"""Condition that keeps the planner from reading the whole session."""
 _OF_OLDER = "tenant = :tenant AND session = :session AND id_number IS NULL AND id"
 """Messages of older versions, which have no number on Postgres."""
 _MESSAGE_OF_NUMBER = f"SELECT {t.MESSAGES.columns} FROM messages WHERE {_OF_NUMBER} = :id_number AND id = :id"
@@ -83,7 +83,7 @@ SELECT :tenant, key, last_message + :place, :id, :run_id, :body, :id_number FROM
 WHERE tenant = :tenant AND key = :session
     AND NOT EXISTS (SELECT 1 FROM messages WHERE {_OF_NUMBER} = :id_number AND id = :id){_IS_NO_OLDER} RETURNING seq"""
 _UPDATED_AT_STEP = 1000
-"""Milliseconds for which the messages of a running turn leave `updated_at` of its session as it is. The value is
+"""Milliseconds for which messages of a running turn do not change `updated_at` of its session. The value is
 indexed: an update of other columns writes no entry of an index, and on Postgres stays within its page. The indexer of
 sessions reads more than this again (`derived.OVERLAP_MS`)."""
 SET_LAST_MESSAGE = f"""
@@ -285,8 +285,8 @@ _POSTGRES_BEGIN = """
 INSERT INTO commit_tokens AS t
 SELECT CAST({0} AS UUID), CAST({1} AS BIGINT), now() FROM pg_advisory_xact_lock{3}(CAST({2} AS BIGINT))
 ON CONFLICT (id) DO UPDATE SET written_at = now(), token = CASE WHEN t.token < excluded.token THEN excluded.token END"""
-"""Takes the tenant's lock and writes the token. It fails if the token was fenced, because NULL is not allowed: the
-transaction arrived after its writer had given up on it."""
+"""Takes the tenant's lock and writes the token. If the token was fenced, the write fails because NULL is not allowed:
+then the transaction arrived after its writer had given up on it."""
 POSTGRES_BEGIN_STEPWISE = _POSTGRES_BEGIN.format(":id", ":token", ":lock", "")
 POSTGRES_BEGIN_SHARED = _POSTGRES_BEGIN.format(":id", ":token", ":lock", "_shared")
 _NEW_SESSION = t.SESSIONS.values(Session(""))
@@ -811,7 +811,7 @@ ORDER BY tokens DESC, session"""
 def usage_by_session(keys: tuple[str, ...], *, owned: bool = False) -> str:
     """Return the sums of usage of the sessions with the most tokens; those that were used in open days are included.
 
-    At most `:sessions` are examined. A session that is not has no more tokens than the last one that is, which
+    At most `:sessions` are examined. Any other session has at most as many tokens as the last examined one, which
     `usage_bound` returns.
     """
     condition = f" AND {OF_OWNER}" if owned else ""
@@ -954,7 +954,7 @@ def drop_search_labels(count: int) -> str:
 
 @cache
 def put_search_sessions(count: int) -> str:
-    """Return the statement that notes what is indexed of several sessions: `:session0`, `:label0` and so on.
+    """Return the statement that records the indexed part of several sessions: `:session0`, `:label0` and so on.
 
     For sessions that were indexed before, `update_search_sessions` writes less to the WAL of Postgres.
     """
@@ -965,7 +965,7 @@ ON CONFLICT (tenant, session) DO UPDATE SET label = excluded.label, message = ex
 
 @cache
 def update_search_sessions(count: int) -> str:
-    """Return the statement that notes what is now indexed of several sessions that were indexed before."""
+    """Return the statement that updates the indexed part of several sessions."""
     types = {"session": "TEXT", "label": "TEXT", "message": "BIGINT", "run": "BIGINT"}
     rows = [", ".join(f"CAST(:{name}{n} AS {kind})" for name, kind in types.items()) for n in range(count)]
     return f"""UPDATE search_sessions s SET label = w.label, message = w.message, run = w.run

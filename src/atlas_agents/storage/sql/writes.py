@@ -1,7 +1,7 @@
-"""Writes of the store port, each as a generator of queries: what is read, checked and written.
+"""Writes of the store port, each as a generator of queries that reads, checks and writes.
 
 The database runs these commits of a tenant one at a time, so a check still holds when the write follows. On Postgres,
-most commits of a turn take the shorter way of `pipelined`, and come here if something is not as expected.
+most commits of a turn use the faster `pipelined` module, and fall back to this one in unexpected cases.
 """
 
 from collections import Counter
@@ -29,7 +29,7 @@ from atlas_agents.storage.sql.tables import (
 from atlas_agents.storage.sql.text_search import owner_words
 
 MAX_RESERVED_EVENTS = tables.MAX_SEQ
-"""Event numbers that a run may reserve."""
+"""Maximum number of events that a run may reserve."""
 FIRST_OWNER = 1
 """Epoch of the first owner of a run, which begins its journal."""
 _AUDIT_LOG = ""
@@ -94,7 +94,7 @@ def _put_session_of(context: WriteContext, write: store.PutSession, runs: int) -
 
 
 def changed_fields(write: store.PutSession) -> dict[str, Any]:
-    """Return the columns that a write gives."""
+    """Return the columns that a write sets."""
     given = _given_fields(write)
     values = _encode_session(store.Session(**given))
     return {name: values[name] for name in given}
@@ -306,7 +306,7 @@ def _raise_ended(context: WriteContext, run_id: str) -> Steps[None]:
 
 
 def _add_journal(context: WriteContext, write: store.AddJournal) -> Steps[store.JournalRow]:
-    """Append a step to the cached end of the journal. If that is not as expected, read it."""
+    """Append a step to the cached end of the journal; if the cache is outdated, read the end."""
     run_id, end = write.run_id, context.chain_end(write.run_id)
     owner = {"run_key": tables.run_key(run_id), "epoch": write.epoch}
     while True:
@@ -378,7 +378,7 @@ def _add_audit(context: WriteContext, write: store.AddAudit) -> Steps[store.Audi
             context.note_end(_AUDIT_LOG, row.seq, row.hash)
             return row
         if end is None:
-            raise StoreError("the end of the audit log has changed while it was continued")
+            raise StoreError("the end of the audit log changed while an entry was added")
         end = None
 
 
@@ -394,7 +394,7 @@ def _reserve(context: WriteContext, write: store.Reserve) -> Steps[int]:
         _, latest = days_ahead(write.day)
         rows = yield context.bind(sql.RESERVE, agent_id=write.agent_id, day=write.day, latest=latest, limit=write.limit)
     if not rows:
-        raise DailyLimitExceeded(f"agent {write.agent_id!r} has used its {write.limit} calls of {write.day}")
+        raise DailyLimitExceeded(f"agent {write.agent_id!r} has used all of its {write.limit} calls on {write.day}")
     ((used,),) = rows
     return used
 
@@ -476,7 +476,7 @@ def _answer_approval(context: WriteContext, write: store.AnswerApproval) -> Step
     if rows:
         return tables.APPROVALS.decode(rows[0])
     if (yield context.bind(sql.APPROVAL, id=write.id)):
-        raise Conflict(f"approval {write.id!r} was answered before")
+        raise Conflict(f"approval {write.id!r} is already answered")
     raise _not_found("approval", write.id)
 
 
