@@ -77,7 +77,7 @@ export function CsvChart({ code, onTable }: { code: string; onTable: () => void 
   const label = labelled < 0 ? (numeric.length > 1 ? 0 : -1) : labelled;
   const charted = rows.slice(0, MAX_CHARTED);
   const columns = numeric.filter((column) => column !== label);
-  if (columns.length === 0) return <p className="muted">There is no column with numbers only, so there is no chart.</p>;
+  if (columns.length === 0) return <p className="muted">No chart: no column contains only numbers.</p>;
   return (
     <>
       <div className="row">

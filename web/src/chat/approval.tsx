@@ -189,7 +189,7 @@ function Content({ approval, outdated }: { approval: ApprovalShape; outdated: bo
             {text}
           </Fact>
         ))}
-        {command && !sandbox && <Fact label="Sandbox">This tool doesn’t say what confines it.</Fact>}
+        {command && !sandbox && <Fact label="Sandbox">This tool doesn’t declare a sandbox.</Fact>}
         {approval.workingDir && !hasFolder && !diff && <Fact label="Folder">{approval.workingDir}</Fact>}
         {rest.map(([name, value]) => (
           <div key={name}>

@@ -94,7 +94,7 @@ export default function SearchDialog({ onClose }: { onClose: () => void }) {
         <Empty image={Empty.PRESENTED_IMAGE_SIMPLE} description={`No results for “${query}”`} />
       )}
       {found && !found.complete && found.hits.length > 0 && (
-        <p className="muted">Not all messages were searched. Add more words to narrow the search.</p>
+        <p className="muted">Not all messages were searched. Add more words to narrow your search.</p>
       )}
     </Modal>
   );

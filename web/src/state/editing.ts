@@ -6,7 +6,7 @@ import type { CurrentValue, ResourceUpdated } from "../wire";
 import { formatValue } from "./format";
 import { useClient } from "./hooks";
 
-/** The version of something that can be edited, and its last change. */
+/** The version of an editable resource, and its last change. */
 export type EditStamp = Omit<CurrentValue, "value">;
 
 /** A value with the version that was read. A new value has no version. */

@@ -200,7 +200,7 @@ function Fields({ form, created, idError }: { form: EditForm<AgentValues>; creat
           )}
         </FormField>
       </div>
-      <FormField label="Description" hint="Other agents read it before they hand off to this one.">
+      <FormField label="Description" hint="Other agents use it to decide when to hand off to this agent.">
         {(control) => (
           <Input
             {...control}
@@ -211,7 +211,7 @@ function Fields({ form, created, idError }: { form: EditForm<AgentValues>; creat
         )}
       </FormField>
       <div className="two-columns">
-        <FormField label="Model" hint="Empty: the default model.">
+        <FormField label="Model" hint="Leave empty to use the default model.">
           {(control) => (
             <AutoComplete
               {...control}
@@ -257,7 +257,7 @@ function Fields({ form, created, idError }: { form: EditForm<AgentValues>; creat
         )}
       </QueryResult>
       <div className="two-columns">
-        <FormField label="Role" hint="Permissions can be given to a role.">
+        <FormField label="Role" hint="Permissions can be granted to a role.">
           {(control) => (
             <AutoComplete
               {...control}
@@ -305,7 +305,7 @@ function ToolPicker({ known, selected, onChange }: ToolPickerProps) {
         checked={all}
         onChange={({ target }) => onChange(target.checked ? [ALL_TOOLS] : known.map((tool) => tool.name))}
       >
-        All tools, also those that are added later
+        All tools, including ones added later
       </Checkbox>
       {!all &&
         groups.map((group) => (
@@ -388,7 +388,7 @@ function RemoveButton({ id, name, form }: { id: string; name: string; form: Edit
         title: `Delete ${name}?`,
         content: (
           <Space direction="vertical">
-            <span>Its chats stay.</span>
+            <span>Its chats are kept.</span>
             {(warnings ?? []).map((warning) => (
               <span key={warning}>{`${toSentence(warning)}.`}</span>
             ))}

@@ -99,7 +99,7 @@ export default function AuditLog() {
   return (
     <View
       title="Audit log"
-      description="Every tool call and every change of a setting, in a tamper-evident log."
+      description="Every tool call and every settings change, in a tamper-evident log."
       tabs={ACTIVITY_TABS}
       controls={<VerifyButton />}
     >

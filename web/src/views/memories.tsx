@@ -122,7 +122,9 @@ function MemoryItem({ memory, agentId, canWrite, onChange }: ItemProps) {
       onChange();
     } catch (failure) {
       const current = failure instanceof RequestError ? failure.current : undefined;
-      setError(current ? `This memory was changed meanwhile: “${String(current.value)}”` : (failure as Error).message);
+      setError(
+        current ? `This memory was changed in the meantime: “${String(current.value)}”` : (failure as Error).message,
+      );
       if (current) onChange(); // a second attempt then overwrites what is shown in the message
     } finally {
       setBusy(false);

@@ -123,7 +123,7 @@ function People({ channel, onChange }: Props) {
   const unpair = (person: PairedPerson) =>
     modal.confirm({
       title: `Unpair ${person.name}?`,
-      content: "The bot no longer answers this person. Their chats stay.",
+      content: "The bot will no longer answer this person. Their chats are kept.",
       okText: "Unpair",
       okButtonProps: { danger: true },
       onOk: () =>

@@ -179,7 +179,7 @@ function AddDrawer({ onClose, onSaved }: { onClose: () => void; onSaved: (name: 
         <QueryResult query={catalog}>
           {({ servers }) => (
             <div className="stack">
-              <Button onClick={() => setChosen("own")}>Command or URL of your own</Button>
+              <Button onClick={() => setChosen("own")}>Custom command or URL</Button>
               <ul className="item-list" aria-label="Well-known servers">
                 {servers.map((each) => (
                   <li key={each.name}>

@@ -420,7 +420,7 @@ function Checks() {
             </ul>
           </>
         ) : (
-          <p className="muted">Find out what is wrong with this installation, and how to fix it.</p>
+          <p className="muted">Diagnose this installation and see how to fix problems.</p>
         )}
         <div>
           <Button loading={busy} onClick={() => void run()}>
@@ -521,7 +521,7 @@ function LimitList({ limits }: { limits: LimitsResult }) {
         <dd>{formatCount(limits.atOnce)}</dd>
       </div>
       <div>
-        <dt>The same call in one turn</dt>
+        <dt>Identical calls in one turn</dt>
         <dd>{show(limits.repeats)}</dd>
       </div>
     </dl>

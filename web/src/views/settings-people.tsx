@@ -46,7 +46,7 @@ function Users() {
     } catch (error) {
       const current = error instanceof RequestError ? error.current : undefined;
       void message.error(
-        current?.changedBy ? `${current.changedBy} changed this user meanwhile.` : (error as Error).message,
+        current?.changedBy ? `${current.changedBy} changed this user in the meantime.` : (error as Error).message,
       );
     }
     users.reload();
@@ -55,7 +55,7 @@ function Users() {
     const { warnings = [] } = await client.request("users.remove", { name: user.name, dryRun: true });
     modal.confirm({
       title: `Remove ${user.name}?`,
-      content: ["Their stored chats stay.", ...warnings.map(toSentence)].join(" "),
+      content: ["Their stored chats are kept.", ...warnings.map(toSentence)].join(" "),
       okText: "Remove",
       okButtonProps: { danger: true },
       onOk: () =>
@@ -380,7 +380,7 @@ function Plan() {
     if (!warnings.length) return save();
     modal.confirm({
       title: `Switch to the plan ${plan}?`,
-      content: `More is used than it allows. ${warnings.map(toSentence).join(" ")}`,
+      content: `Current usage exceeds this plan. ${warnings.map(toSentence).join(" ")}`,
       okText: "Switch",
       onOk: save,
     });

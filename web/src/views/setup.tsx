@@ -129,7 +129,7 @@ function SafetyChoice({ policy, onSaved }: { policy: PolicyResult; onSaved: () =
           </Radio>
         ))}
       </Radio.Group>
-      {!current && !busy && <p className="muted">You have permissions of your own. A choice here changes them.</p>}
+      {!current && !busy && <p className="muted">You have custom permissions. A choice here changes them.</p>}
       {error && <Alert type="error" showIcon role="alert" title={error} />}
       <p className="muted">
         Saved in {policy.file}. <RouteLink to={{ view: "settings", id: "permissions" }}>All permissions</RouteLink>

@@ -34,7 +34,7 @@ export default function Usage() {
   return (
     <View
       title="Usage"
-      description="What your agents have used, day by day."
+      description="Usage of your agents, day by day."
       tabs={ACTIVITY_TABS}
       controls={
         <Segmented
@@ -49,7 +49,7 @@ export default function Usage() {
         {({ rows }) =>
           rows.length === 0 ? (
             <EmptyState icon={<BarChartOutlined aria-hidden />} title="No usage yet">
-              Every run adds its tokens, their cost where the price is known, and its tool calls.
+              Each run adds its tokens, its tool calls and, if the price is known, its cost.
             </EmptyState>
           ) : (
             <>
