@@ -345,6 +345,50 @@ async def test_worker_that_died_after_a_crash_of_postgres_does_not_delay_orphane
             assert (await stream.reply()).text == "Done."
 
 
+async def test_worker_without_its_lock_is_dead_after_a_shorter_time(url: str, schema: str) -> None:
+    async with (
+        asyncio.timeout(TIMEOUT),
+        member(url, schema, Scripted(), executes_runs=False),
+        await psycopg.AsyncConnection.connect(url, autocommit=True) as connection,
+        await psycopg.AsyncConnection.connect(url, autocommit=True) as alive,
+    ):
+        await connection.execute(f"SET search_path = {schema}".encode())
+        silent = "INSERT INTO procrastinate_workers (last_heartbeat) VALUES (now() - interval '4 s') RETURNING id"
+        locked, killed = [(await (await connection.execute(silent)).fetchone() or (0,))[0] for _ in range(2)]
+        queue = Queue(url, schema, "default")
+        await alive.execute("SELECT pg_advisory_lock_shared(%s)", (queue.worker_lock(locked),))
+        assert await queue.find_dead_workers(connection, 3.0) == [killed]
+        assert await queue.find_dead_workers(connection, queue.heartbeat_timeout) == []
+        await connection.execute("UPDATE procrastinate_workers SET last_heartbeat = now() - interval '7 s'")
+        assert sorted(await queue.find_dead_workers(connection, 3.0)) == [locked, killed]
+
+
+async def test_worker_holds_its_lock_until_it_has_finished(url: str, schema: str) -> None:
+    held = """SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted
+    AND (classid::bigint << 32 | objid::bigint) = %s"""
+    async with (
+        asyncio.timeout(TIMEOUT),
+        await psycopg.AsyncConnection.connect(url, autocommit=True) as connection,
+    ):
+
+        async def holders() -> list[int]:
+            return [pid for (pid,) in await (await connection.execute(held.encode(), (key,))).fetchall()]
+
+        async with member(url, schema, Scripted()) as worker:
+            await wait_until(lambda: worker.cluster.worker is not None and worker.cluster.worker.id is not None)
+            assert worker.cluster.worker is not None and worker.cluster.worker.id is not None
+            key = Queue(url, schema, "default").worker_lock(worker.cluster.worker.id)
+            await wait_until(holders)
+            (first,) = await holders()
+            await connection.execute("SELECT pg_terminate_backend(%s)", (first,))
+
+            async def is_held_again() -> bool:
+                return bool(await holders()) and first not in await holders()
+
+            await wait_until(is_held_again)
+        assert await holders() == []
+
+
 async def test_orphaned_runs_wait_for_workers_without_a_heartbeat_since_a_crash_of_postgres(
     url: str, schema: str
 ) -> None:
@@ -359,9 +403,11 @@ async def test_orphaned_runs_wait_for_workers_without_a_heartbeat_since_a_crash_
         await connection.execute("INSERT INTO procrastinate_workers DEFAULT VALUES")
         await connection.execute("TRUNCATE procrastinate_jobs, queue_starts CASCADE")  # as a crash does
         queue = Queue(url, schema, "default")
-        assert await queue.enqueue_orphans(connection) == [] == await queue.enqueue_orphans(connection)
+        for _ in range(2):
+            dead = await queue.find_dead_workers(connection, queue.heartbeat_timeout)
+            assert dead == [] == await queue.enqueue_orphans(connection, dead)
         await connection.execute("UPDATE procrastinate_workers SET last_heartbeat = now()")
-        assert await queue.enqueue_orphans(connection) == [stream.stream_id]
+        assert await queue.enqueue_orphans(connection, []) == [stream.stream_id]
 
 
 async def test_crash_of_postgres_leaves_turns_with_their_workers_and_starts_those_that_waited(schema: str) -> None:

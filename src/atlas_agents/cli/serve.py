@@ -217,7 +217,7 @@ async def status(as_json: JsonFlag = False) -> None:
     """Show the members, the leader, the load of each member, and the queue.
 
     Reads the database (ATLAS_DATABASE_URL), so it works while no gateway responds. A member without a heartbeat for
-    8 seconds is lost: other members take over its turns.
+    6 seconds is lost: other members take over its turns.
 
     Exit codes: 0 success, 1 Postgres cannot be reached, 2 there is no cluster, or invalid settings.
     """

@@ -180,9 +180,9 @@ class Cluster:
         await self._executor.deliver_answer(approval_id)
 
     async def recover(self) -> list[str]:
-        """Reassign runs without an owner, as the leader does every few seconds."""
+        """Reassign runs without an owner, as the leader does every second."""
         async with await psycopg.AsyncConnection.connect(self._url, autocommit=True) as connection:
-            return await self._reassign_lost_runs(connection)
+            return await self._reassign_lost_runs(connection, self._queue.heartbeat_timeout)
 
     @asynccontextmanager
     async def join(
@@ -285,13 +285,14 @@ class Cluster:
         self._ticks += 1
         if self._ticks % _BACKLOG_TICKS == 1:
             self.backlog = await read_backlog(connection, schema=self._schema, tenant=self._tenant)
-        if self._worker is not None and self._worker.can_judge_others:
+        if self._worker is not None and (timeout := self._worker.unlocked_timeout) is not None:
             with suppress(ConnectorException):
-                await self._reassign_lost_runs(connection)
+                await self._reassign_lost_runs(connection, timeout)
 
-    async def _reassign_lost_runs(self, connection: psycopg.AsyncConnection[Any]) -> list[str]:
-        runs = await self._queue.release_stalled()
-        runs += await self._queue.enqueue_orphans(connection)
+    async def _reassign_lost_runs(self, connection: psycopg.AsyncConnection[Any], unlocked_timeout: float) -> list[str]:
+        dead = await self._queue.find_dead_workers(connection, unlocked_timeout)
+        runs = await self._queue.release_stalled(dead)
+        runs += await self._queue.enqueue_orphans(connection, dead)
         if runs:
             logger.warning("reassigned runs without an owner: runs=%s", ", ".join(runs))
             begun = [notifications.Notification("begun", self._tenant, run_id) for run_id in runs]

@@ -104,6 +104,17 @@ async def retry_while_unreachable(operation: Callable[[], Awaitable[T]]) -> T:
         ) from None
 
 
+def lock_key(*names: str) -> int:
+    """Return the key of the advisory lock with these names."""
+    return int.from_bytes(hashlib.sha256("\0".join(names).encode()).digest()[:8], signed=True)
+
+
+async def hold_shared_lock(url: str, key: int) -> None:
+    """Hold a shared lock until cancelled. Postgres releases it as soon as this process ends, also if it is killed."""
+    connection = await _reacquire_lock(url, key, shared=True, interval=_LEADER_INTERVAL)
+    await _hold_lock(url, connection, key, shared=True, interval=_LEADER_INTERVAL)
+
+
 @asynccontextmanager
 async def database_lock(
     url: str, *, shared: bool, schema: str = "atlas", tenant: str = "default"
@@ -112,7 +123,7 @@ async def database_lock(
 
     Raises ConfigError if it is held in the other mode: an exclusive process treats every open run as interrupted.
     """
-    key = int.from_bytes(hashlib.sha256(f"tenure\0{schema}\0{tenant}".encode()).digest()[:8], signed=True)
+    key = lock_key("tenure", schema, tenant)
     connection = await retry_while_unreachable(lambda: _acquire_lock(url, key, shared=shared, wait=_LOCK_TIMEOUT))
     if connection is None:
         raise ConfigError(_HELD_EXCLUSIVELY if shared else _HELD_BY_CLUSTER)
@@ -146,12 +157,14 @@ async def _acquire_lock(url: str, key: int, *, shared: bool, wait: float = 0.0) 
     return None
 
 
-async def _hold_lock(url: str, connection: psycopg.AsyncConnection[Any], key: int, *, shared: bool) -> None:
+async def _hold_lock(
+    url: str, connection: psycopg.AsyncConnection[Any], key: int, *, shared: bool, interval: float = _LOCK_INTERVAL
+) -> None:
     """Keep the lock until cancelled, reconnecting when the connection is lost."""
     while True:
         try:
             while True:
-                await asyncio.sleep(_LOCK_INTERVAL)
+                await asyncio.sleep(interval)
                 async with asyncio.timeout(_LOCK_INTERVAL):
                     await connection.execute("SELECT 1")
         except (psycopg.Error, OSError):
@@ -159,10 +172,10 @@ async def _hold_lock(url: str, connection: psycopg.AsyncConnection[Any], key: in
         finally:
             await connection.close()
         deliver_cancellation()
-        connection = await _reacquire_lock(url, key, shared=shared)
+        connection = await _reacquire_lock(url, key, shared=shared, interval=interval)
 
 
-async def _reacquire_lock(url: str, key: int, *, shared: bool) -> psycopg.AsyncConnection[Any]:
+async def _reacquire_lock(url: str, key: int, *, shared: bool, interval: float) -> psycopg.AsyncConnection[Any]:
     while True:
         with suppress(psycopg.Error, OSError):
             connection = await _acquire_lock(url, key, shared=shared)
@@ -170,4 +183,4 @@ async def _reacquire_lock(url: str, key: int, *, shared: bool) -> psycopg.AsyncC
                 return connection
             logger.error("database lock lost: %s", _HELD_EXCLUSIVELY if shared else _HELD_BY_CLUSTER)
         deliver_cancellation()
-        await asyncio.sleep(_LOCK_INTERVAL)
+        await asyncio.sleep(interval)

@@ -5,7 +5,6 @@ differences between machines do not matter.
 """
 
 import asyncio
-import hashlib
 import logging
 import os
 import socket
@@ -21,6 +20,7 @@ from psycopg import sql
 from atlas_agents.core import package_version
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.messages import new_id
+from atlas_agents.dispatch.locks import lock_key
 from atlas_agents.dispatch.queue import HEARTBEAT_TIMEOUT, ConnectorException, Queue, queue_name
 
 logger = logging.getLogger(__name__)
@@ -279,7 +279,7 @@ class ClusterStatus(msgspec.Struct, frozen=True, rename="camel"):
 
 def leader_lock_key(schema: str, tenant: str) -> int:
     """Return the key of the leader lock."""
-    return int.from_bytes(hashlib.sha256(f"lead\0{schema}\0{tenant}".encode()).digest()[:8], signed=True)
+    return lock_key("lead", schema, tenant)
 
 
 async def read_backlog(connection: psycopg.AsyncConnection[Any], *, schema: str, tenant: str) -> Backlog:

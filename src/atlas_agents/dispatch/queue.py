@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 import math
+import struct
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -22,9 +23,11 @@ from procrastinate import App, PsycopgConnector
 from procrastinate.exceptions import ConnectorException
 from procrastinate.jobs import Job, Status
 from procrastinate.schema import SchemaManager
+from procrastinate.utils import utcnow
 from psycopg import sql
 
 from atlas_agents.core.aio import BackgroundTasks
+from atlas_agents.dispatch.locks import hold_shared_lock, lock_key
 from atlas_agents.dispatch.notifications import CONNECTION_OPTIONS
 
 logger = logging.getLogger(__name__)
@@ -54,9 +57,16 @@ AND NOT EXISTS (SELECT 1 FROM procrastinate_jobs j WHERE j.queue_name = %(queue)
 _CREATE_STARTS_TABLE = "CREATE UNLOGGED TABLE IF NOT EXISTS queue_starts (at TIMESTAMPTZ NOT NULL)"
 """First use of the queue since it was created, or since Postgres crashed, which empties this table as well."""
 _NOTE_START = "INSERT INTO queue_starts SELECT now() WHERE NOT EXISTS (SELECT 1 FROM queue_starts)"
+_DEAD_WORKERS = """
+SELECT id FROM procrastinate_workers
+WHERE last_heartbeat < now() - make_interval(secs => %(timeout)s)
+OR last_heartbeat < now() - make_interval(secs => %(unlocked_timeout)s) AND id <> ALL (ARRAY(
+    SELECT objid::bigint FROM pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 1
+    AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) AND classid = %(locks)s))"""
+"""Workers that sent no heartbeat for some time, or for a shorter time if their lock is gone."""
 _HAS_UNCONFIRMED_WORKERS = """
-SELECT EXISTS (SELECT 1 FROM procrastinate_workers WHERE last_heartbeat >= now() - make_interval(secs => %(timeout)s)
-    AND last_heartbeat < (SELECT max(at) FROM queue_starts))"""
+SELECT EXISTS (SELECT 1 FROM procrastinate_workers
+    WHERE last_heartbeat < (SELECT max(at) FROM queue_starts) AND id <> ALL (%(dead)s::bigint[]))"""
 """Whether a worker counts as alive but has sent no heartbeat since the last crash: it may hold missing jobs."""
 _MISSING = """
 SELECT held.id FROM unnest(%(jobs)s::bigint[]) AS held (id)
@@ -84,6 +94,9 @@ SELECT procrastinate_defer_jobs_v1(array_agg(ROW(%(queue)s, 'atlas.run', urgency
     jsonb_build_object('run_id', id), now())::procrastinate_job_to_defer_v1))
 FROM runs WHERE tenant = %(tenant)s AND id = ANY (%(run_ids)s::text[])"""
 """Adds all runs with one statement and without waiting for its answer, unlike procrastinate's own method."""
+_STALLED = """
+SELECT id, args->>'run_id' AS run_id FROM procrastinate_jobs WHERE queue_name = %(queue)s AND status = 'doing'
+AND (worker_id IS NULL OR worker_id = ANY (%(dead)s::bigint[]))"""
 _FETCH = """
 UPDATE procrastinate_jobs SET status = 'doing', worker_id = %(worker)s WHERE id = ANY (ARRAY(
     SELECT id FROM procrastinate_jobs
@@ -119,8 +132,9 @@ class Queue:
     def __init__(self, url: str, schema: str, tenant: str, heartbeat_timeout: float = HEARTBEAT_TIMEOUT) -> None:
         self.heartbeat_timeout = heartbeat_timeout
         self.name = queue_name(tenant)
-        self._url = url
+        self.url = url
         self._schema = schema
+        self._lock_class = lock_key("worker", schema) >> 32 & 0xFFFFFFFF
         self._tenant = tenant
         self._migrations = packaged_migrations()
         options = {
@@ -143,7 +157,7 @@ class Queue:
 
     async def open(self) -> None:
         """Connect and migrate procrastinate's tables; the schema must exist."""
-        if applied := await migrate_queue(self._url, self._schema, self._migrations):
+        if applied := await migrate_queue(self.url, self._schema, self._migrations):
             logger.info("queue tables migrated: migrations=%s", ", ".join(applied))
         await self._app.open_async()
 
@@ -181,13 +195,26 @@ class Queue:
         with _suppress_missing():
             await self.jobs.retry_job(job)
 
-    async def release_stalled(self) -> list[str]:
-        """Release the runs of workers without a heartbeat and return their ids."""
+    def worker_lock(self, worker: int) -> int:
+        """Return the key of the lock that a worker holds while it is alive."""
+        return int.from_bytes(struct.pack(">II", self._lock_class, worker & 0xFFFFFFFF), signed=True)
+
+    async def find_dead_workers(self, connection: psycopg.AsyncConnection[Any], unlocked_timeout: float) -> list[int]:
+        """Return the workers that are dead: they have sent no heartbeat until the timeout, or for `unlocked_timeout`
+        seconds if they do not hold their lock."""
+        values = {"timeout": self.heartbeat_timeout, "unlocked_timeout": unlocked_timeout, "locks": self._lock_class}
+        async with connection.transaction():
+            await self._set_search_path(connection)
+            return [id for (id,) in await (await connection.execute(_DEAD_WORKERS, values)).fetchall()]
+
+    async def release_stalled(self, dead: Sequence[int]) -> list[str]:
+        """Release the runs of dead workers and return their ids."""
         found: list[str] = []
-        for job in await self.jobs.get_stalled_jobs(queue=self.name, seconds_since_heartbeat=self.heartbeat_timeout):
+        execute = self._app.connector.execute_query_all_async
+        for job in await execute(_STALLED, queue=self.name, dead=list(dead)):
             with _suppress_missing():  # finished just now
-                await self.jobs.retry_job(job)
-                found.append(str(job.task_kwargs["run_id"]))
+                await self.jobs.retry_job_by_id_async(job["id"], utcnow())
+                found.append(job["run_id"])
         return found
 
     async def restore(self, worker: int, held: Mapping[str, int]) -> int:
@@ -206,17 +233,16 @@ class Queue:
         """Record that the queue is in use, if Postgres has crashed since this was last recorded."""
         await self.execute(_NOTE_START)
 
-    async def enqueue_orphans(self, connection: psycopg.AsyncConnection[Any]) -> list[str]:
+    async def enqueue_orphans(self, connection: psycopg.AsyncConnection[Any], dead: Sequence[int]) -> list[str]:
         """Enqueue runs that are ready but in no queue and return their ids.
 
         Nothing is enqueued until every worker that is alive has sent a heartbeat since Postgres last crashed: a worker
         puts back its jobs before its next heartbeat.
         """
         async with connection.transaction():
-            await connection.execute(sql.SQL("SET LOCAL search_path = {}").format(sql.Identifier(self._schema)))
+            await self._set_search_path(connection)
             await connection.execute(_NOTE_START)
-            timeout = {"timeout": self.heartbeat_timeout}
-            found = await (await connection.execute(_HAS_UNCONFIRMED_WORKERS, timeout)).fetchone()
+            found = await (await connection.execute(_HAS_UNCONFIRMED_WORKERS, {"dead": list(dead)})).fetchone()
             if found != (False,):
                 return []
             cursor = await connection.execute(_ORPHANS, {"tenant": self._tenant, "queue": self.name})
@@ -225,37 +251,39 @@ class Queue:
                 await self.enqueue(runs, connection, self._tenant)
         return runs
 
+    async def _set_search_path(self, connection: psycopg.AsyncConnection[Any]) -> None:
+        await connection.execute(sql.SQL("SET LOCAL search_path = {}").format(sql.Identifier(self._schema)))
+
 
 class HeartbeatRecord:
     """A worker's own heartbeats. They tell a leader whether live workers may look dead after an outage.
 
-    A live worker has sent a heartbeat at most one interval before the database became unreachable. The timeout
-    therefore allows for a short outage; after a longer one, live workers look dead until they had time to reconnect. A
-    worker that has just started does not know whether there was an outage.
+    A live worker has sent a heartbeat at most one interval before the database became unreachable. A timeout therefore
+    allows for a short outage; after a longer one, live workers look dead until they had time to reconnect. A worker
+    that has just started does not know whether there was an outage.
     """
 
-    def __init__(self, timeout: float, started: float) -> None:
+    def __init__(self, interval: float, reconnect_time: float, started: float) -> None:
         self.last = started
         """Time of the last heartbeat."""
-        self._interval = timeout / _MISSED_HEARTBEATS
-        self._tolerated = timeout - self._interval
-        self._reconnect_time = min(timeout, _RECONNECT_TIME)
-        self._unsettled = -math.inf, started + self._reconnect_time
-        """Times between which live workers may look dead."""
+        self._interval, self._reconnect_time = interval, reconnect_time
+        self._outage = -math.inf, started + reconnect_time
+        """The last heartbeat before the last outage, and the time at which all live workers have reconnected."""
 
     def add(self, now: float, *, has_failed: bool) -> None:
         """Add a heartbeat; `has_failed` if attempts before it failed."""
         if has_failed or now - self.last > 2 * self._interval:
-            start = self.last + self._tolerated
-            if now < self._unsettled[1]:  # unreachable again before all had time to reconnect
-                start = min(start, self._unsettled[0])
-            self._unsettled = start, now + self._reconnect_time
+            before, end = self._outage
+            if now >= end:
+                before = self.last
+            self._outage = min(before, self.last), now + self._reconnect_time
         self.last = now
 
-    def can_judge_others(self, now: float) -> bool:
-        """Return whether a worker whose heartbeat is overdue is dead."""
-        start, end = self._unsettled
-        return now - self.last <= self._tolerated and not start < now < end
+    def can_judge(self, now: float, timeout: float) -> bool:
+        """Return whether a worker that has sent no heartbeat for `timeout` seconds is dead."""
+        tolerated = timeout - self._interval
+        before, end = self._outage
+        return now - self.last <= tolerated and not before + tolerated < now < end
 
 
 class QueueWorker:
@@ -288,7 +316,7 @@ class QueueWorker:
         self._deleted: set[str] = set()
         """Runs that ended in a commit which has deleted their job."""
         self._recheck_until = 0.0
-        self._heartbeats = HeartbeatRecord(queue.heartbeat_timeout, time.monotonic())
+        self._heartbeats = self._start_record()
         self.fetched = 0
         """Runs fetched since the start; the next two count runs finished and released to other workers."""
         self.finished = 0
@@ -305,9 +333,12 @@ class QueueWorker:
         return time.monotonic() - self._heartbeats.last
 
     @property
-    def can_judge_others(self) -> bool:
-        """Whether a worker without a recent heartbeat is really dead; False after an outage of the database."""
-        return self._heartbeats.can_judge_others(time.monotonic())
+    def unlocked_timeout(self) -> float | None:
+        """Seconds without a heartbeat after which a worker without its lock is dead; None after an outage of the
+        database, when it is unknown whether a worker without a recent heartbeat is dead."""
+        now, timeout = time.monotonic(), self._queue.heartbeat_timeout
+        allowed = (each for each in (timeout / 2, timeout) if self._heartbeats.can_judge(now, each))
+        return next(allowed, None)
 
     def held_jobs(self, run_ids: Iterable[str]) -> dict[str, int]:
         """Return the jobs of those runs that this worker has fetched."""
@@ -329,8 +360,9 @@ class QueueWorker:
         """Fetch and execute runs until cancelled; executing runs are not affected by the cancellation."""
         await _retry_until_connected(self._queue.note_start)  # before its first heartbeat, which is the registration
         self.id = id = await _retry_until_connected(self._queue.jobs.register_worker)
-        self._heartbeats = HeartbeatRecord(self._queue.heartbeat_timeout, time.monotonic())
+        self._heartbeats = self._start_record()
         self._heartbeat.spawn(self._send_heartbeats(id))  # until `finish`, because runs may outlast this method
+        self._heartbeat.spawn(hold_shared_lock(self._queue.url, self._queue.worker_lock(id)))
         self._on_registered()
         while True:
             async with self._slots:
@@ -399,6 +431,10 @@ class QueueWorker:
         self.released += not finished
         if not finished and not failed:
             await self._on_released(run_id)
+
+    def _start_record(self) -> HeartbeatRecord:
+        timeout = self._queue.heartbeat_timeout
+        return HeartbeatRecord(timeout / _MISSED_HEARTBEATS, min(timeout, _RECONNECT_TIME), time.monotonic())
 
     async def _send_heartbeats(self, id: int) -> None:
         interval = delay = self._queue.heartbeat_timeout / _MISSED_HEARTBEATS
