@@ -101,18 +101,19 @@ def _apply(data: bytes, edits: list[tuple[int, int, int, bytes]]) -> bytes:
 
 @contextmanager
 def time_limit(seconds: float) -> Generator[None]:
-    """Raise Hang in this thread after some seconds."""
+    """Raise Hang in this thread after some seconds. The time limit of a test continues afterwards."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise Hang(f"no result after {seconds:g} s")
 
     before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    remaining, _ = signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_REAL, remaining)
 
 
 def run_examples(
