@@ -360,6 +360,11 @@ class RunLog:
         """Fencing token under which this process owns the run; None if it does not, or not yet."""
         return self._epoch()
 
+    def close(self) -> None:
+        """Drop the reference to the turn, whose events end here: the two would wait for the garbage collector."""
+        epoch = self._epoch()
+        self._epoch = lambda: epoch
+
     @property
     def undelivered(self) -> bool:
         """Whether events wait until they are written."""

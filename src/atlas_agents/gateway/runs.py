@@ -495,6 +495,7 @@ class RunRegistry:
             self._metrics.turns.forget(log.run_id)
             self._metrics.events.inc(log.seq - log.start_seq)
             self._ends.pop(log.run_id).set()
+        log.close()
 
     def _remove_from_session(self, log: RunLog) -> None:
         others = self._by_session[log.session]

@@ -262,11 +262,6 @@ class ReplayJournal(Journal):
     def __init__(self, comparison: RunComparison, *given: Any, clock: ReplayClock, **options: Any) -> None:
         super().__init__(*given, clock=clock, **options)
         self._comparison, self._replay_clock = comparison, clock
-        self.approvals = RecordedApprovals(
-            *(self._store, self._tenant, self._run_id, self._session),
-            *(self._write_status_step, self._committer, self._clock),
-            recorded=comparison,
-        )
 
     def is_settled(self, call: ToolCall, *, repeatable: bool) -> bool:
         """Return False, so that the current policy checks every call."""
@@ -282,6 +277,13 @@ class ReplayJournal(Journal):
             self._comparison.round += 1
             self._replay_clock.move_to(self._comparison.replies[self._comparison.round - 1].at / 1000)
         return reply
+
+    def _create_approvals(self) -> "RecordedApprovals":
+        return RecordedApprovals(
+            *(self._store, self._tenant, self._run_id, self._session),
+            *(self._write_status_step, self._committer, self._clock),
+            recorded=self._comparison,
+        )
 
     async def check_request(self, provider: Any, build: Callable[[int, str], Awaitable[Any]]) -> None:
         expected = self._comparison.expected_request()

@@ -201,13 +201,13 @@ async def _confirm(approved: Approved, scope: ToolScope) -> Approved | Unanswere
     """
     call = msgspec.structs.replace(approved.call, arguments=copy.deepcopy(approved.call.arguments))
     approved = msgspec.structs.replace(approved, call=call)
-    approvals, store = scope.governance.approvals, scope.approval_store
     with _decline_on_failure(approved, scope):
         if not await _must_ask(approved):
             return approved
         if (rule := await _find_command_rule(approved, scope)) is not None:
             return msgspec.structs.replace(approved, verdict=rule, by_command_rule=True)
         question = _build_question(approved, scope, await _read_facts(approved.tool, approved.call.arguments))
+        approvals, store = scope.governance.approvals, scope.approval_store
         by = await approvals.find_grant(question, store)
         if by is not None:
             return msgspec.structs.replace(approved, binding=question.binding, approved_by=by)

@@ -452,6 +452,8 @@ class Journal:
 
     budget: TurnBudget | None = None
     """Budget of the turn, which is settled with the next step."""
+    _approvals: JournaledApprovals | None = None
+    """Created when it is needed: it refers to this journal, and only the garbage collector frees such a pair."""
     restored_usage = _NO_USAGE
     """Usage in the recorded steps of earlier processes."""
     _held_reply: tuple[records.AddJournal, *tuple[records.Write, ...]] | None = None
@@ -500,8 +502,7 @@ class Journal:
         self._clock = clock
         self._shared = shared
         """Whether other processes write to the same sessions and start the runs that this one accepts."""
-        self._committer = committer = RetryingCommitter(store, clock)
-        self.approvals = JournaledApprovals(store, tenant, run_id, session, self._write_status_step, committer, clock)
+        self._committer = RetryingCommitter(store, clock)
         self._epoch = self._state_number = 0
         self._pending, self._on_reply_stored, self._writing_reply = [], [], asyncio.Lock()
         self._first_messages: list[Message] = []
@@ -516,6 +517,16 @@ class Journal:
         """Ids of the messages that earlier processes had stored when this one claimed the run."""
         self._ended = False
         self._crash_history = CrashHistory()
+
+    @property
+    def approvals(self) -> JournaledApprovals:
+        if self._approvals is None:
+            self._approvals = self._create_approvals()
+        return self._approvals
+
+    def _create_approvals(self) -> JournaledApprovals:
+        identity = (self._tenant, self._run_id, self._session)
+        return JournaledApprovals(self._store, *identity, self._write_status_step, self._committer, self._clock)
 
     @property
     def crash_looping(self) -> bool:
