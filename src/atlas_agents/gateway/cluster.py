@@ -37,7 +37,7 @@ from atlas_agents.gateway.protocol import events as wire
 from atlas_agents.gateway.protocol import types
 from atlas_agents.gateway.protocol.events import TERMINAL_EVENTS, RunEvent, decode_event, read_event_name
 from atlas_agents.gateway.runs import RunRegistry, StoredRun, read_stored_run
-from atlas_agents.gateway.server import bind_sockets, build_server, close_atlas, stop_signals
+from atlas_agents.gateway.server import bind_sockets, build_server, close_atlas, configure_collector, stop_signals
 from atlas_agents.gateway.settings import GatewaySettings
 from atlas_agents.gateway.telemetry import Metrics
 
@@ -634,6 +634,7 @@ async def run_worker(
         event_log = WorkerEventLog(atlas, metrics, grace, force_stop)
         await stack.enter_async_context(cluster.run_worker(event_log.follow, event_log.stop, event_log.figures))
         readiness.started.set()
+        configure_collector()
         if on_ready is not None:
             on_ready()
         await stop.wait()
