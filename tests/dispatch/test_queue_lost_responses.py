@@ -4,7 +4,8 @@ response arrived."""
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from datetime import UTC, datetime, timedelta
 
 import psycopg
 import pytest
@@ -132,7 +133,7 @@ async def test_worker_that_has_fetched_all_runs_asks_again_when_it_is_woken(
         await worker.finish(1.0)
 
 
-@pytest.mark.parametrize("statement", ["UPDATE procrastinate_jobs SET status", "procrastinate_finish_job"])
+@pytest.mark.parametrize("statement", ["UPDATE procrastinate_jobs SET status", "DELETE FROM procrastinate_jobs"])
 async def test_worker_executes_each_run_once_when_a_response_is_lost(url: str, schema: str, statement: str) -> None:
     executed: list[str] = []
 
@@ -191,7 +192,7 @@ async def test_worker_releases_a_run_once_when_the_response_is_lost(url: str, sc
 
     async with asyncio.timeout(TIMEOUT), opened(url, schema) as (proxy, queue):
         await enqueue(url, schema, "first")
-        proxy.drop_after = b"procrastinate_retry_job"
+        proxy.drop_after = b"SET status = 'todo'"
         worker = QueueWorker(queue, execute, 1, lambda: None, ignore_released)
         running = asyncio.create_task(worker.run())
         await proxy.dropped.wait()
@@ -204,3 +205,32 @@ async def test_worker_releases_a_run_once_when_the_response_is_lost(url: str, sc
         await wait_until(left)
         assert (worker.released, await statuses(url, schema)) == (1, ["todo"])
         await worker.finish(1.0)
+
+
+@pytest.mark.parametrize("end", [Queue.finish, Queue.release])
+async def test_worker_leaves_the_job_of_a_run_that_was_taken_over(
+    url: str, schema: str, end: Callable[[Queue, Job], Awaitable[None]]
+) -> None:
+    async with asyncio.timeout(TIMEOUT), opened(url, schema) as (_, queue):
+        await enqueue(url, schema, "first")
+        old, new = [await queue.jobs.register_worker() for _ in range(2)]
+        (job,) = await queue.fetch(old, 1)
+        assert await queue.release_stalled([old]) == ["first"] and await queue.release_stalled([old]) == []
+        assert [each.id for each in await queue.fetch(new, 1)] == [job.id]
+        await end(queue, job)
+        assert [each.id for each in await queue.list_held(new)] == [job.id]
+
+
+async def test_released_job_is_fetched_at_once_although_the_clock_of_the_worker_is_ahead(
+    url: str, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead = datetime.now(UTC) + timedelta(hours=1)
+    monkeypatch.setattr("procrastinate.utils.utcnow", lambda: ahead)
+    async with asyncio.timeout(TIMEOUT), opened(url, schema) as (_, queue):
+        await enqueue(url, schema, "first")
+        worker = await queue.jobs.register_worker()
+        (job,) = await queue.fetch(worker, 1)
+        await queue.release(job)
+        assert [each.id for each in await queue.fetch(worker, 1)] == [job.id]
+        assert await queue.release_stalled([worker]) == ["first"]
+        assert [each.id for each in await queue.fetch(worker, 1)] == [job.id]

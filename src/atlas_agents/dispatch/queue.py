@@ -14,7 +14,7 @@ import logging
 import math
 import struct
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, LiteralString, TypeVar
 
@@ -23,7 +23,6 @@ from procrastinate import App, PsycopgConnector
 from procrastinate.exceptions import ConnectorException
 from procrastinate.jobs import Job, Status
 from procrastinate.schema import SchemaManager
-from procrastinate.utils import utcnow
 from psycopg import sql
 
 from atlas_agents.core.aio import BackgroundTasks
@@ -94,9 +93,20 @@ SELECT procrastinate_defer_jobs_v1(array_agg(ROW(%(queue)s, 'atlas.run', urgency
     jsonb_build_object('run_id', id), now())::procrastinate_job_to_defer_v1))
 FROM runs WHERE tenant = %(tenant)s AND id = ANY (%(run_ids)s::text[])"""
 """Adds all runs with one statement and without waiting for its answer, unlike procrastinate's own method."""
-_STALLED = """
-SELECT id, args->>'run_id' AS run_id FROM procrastinate_jobs WHERE queue_name = %(queue)s AND status = 'doing'
-AND (worker_id IS NULL OR worker_id = ANY (%(dead)s::bigint[]))"""
+_RELEASE_STALLED = """
+UPDATE procrastinate_jobs SET status = 'todo', attempts = attempts + 1, scheduled_at = now()
+WHERE id = ANY (ARRAY(
+    SELECT id FROM procrastinate_jobs WHERE queue_name = %(queue)s AND status = 'doing'
+    AND (worker_id IS NULL OR worker_id = ANY (%(dead)s::bigint[])) FOR UPDATE SKIP LOCKED))
+RETURNING args->>'run_id' AS run_id"""
+"""Unlike procrastinate's own method, with the time of the database: a job is not fetched before its `scheduled_at`. A
+locked job is being finished by a worker that is alive after all."""
+_RELEASE = """
+UPDATE procrastinate_jobs SET status = 'todo', attempts = attempts + 1, scheduled_at = now()
+WHERE id = %(job)s AND status = 'doing' AND worker_id = %(worker)s"""
+_FINISH = """
+DELETE FROM procrastinate_jobs WHERE id = %(job)s AND status IN ('todo', 'doing') AND worker_id = %(worker)s"""
+"""Unlike procrastinate's own methods, these two leave a job that another worker has fetched meanwhile."""
 _FETCH = """
 UPDATE procrastinate_jobs SET status = 'doing', worker_id = %(worker)s WHERE id = ANY (ARRAY(
     SELECT id FROM procrastinate_jobs
@@ -186,14 +196,12 @@ class Queue:
         return [*await self.jobs.list_jobs_async(queue=self.name, status=Status.DOING.value, worker_id=worker)]
 
     async def finish(self, job: Job) -> None:
-        """Delete a job. A job that is missing was finished before, and the response to that was lost."""
-        with _suppress_missing():
-            await self.jobs.finish_job(job, Status.SUCCEEDED, delete_job=True)
+        """Delete a job, unless it was deleted before or belongs to another worker by now."""
+        await self.execute(_FINISH, job=job.id, worker=job.worker_id)
 
     async def release(self, job: Job) -> None:
-        """Release a job so that any worker can fetch it. A job without a holder was released or finished before."""
-        with _suppress_missing():
-            await self.jobs.retry_job(job)
+        """Release a job so that any worker can fetch it, unless it belongs to another worker by now."""
+        await self.execute(_RELEASE, job=job.id, worker=job.worker_id)
 
     def worker_lock(self, worker: int) -> int:
         """Return the key of the lock that a worker holds while it is alive."""
@@ -209,13 +217,8 @@ class Queue:
 
     async def release_stalled(self, dead: Sequence[int]) -> list[str]:
         """Release the runs of dead workers and return their ids."""
-        found: list[str] = []
         execute = self._app.connector.execute_query_all_async
-        for job in await execute(_STALLED, queue=self.name, dead=list(dead)):
-            with _suppress_missing():  # finished just now
-                await self.jobs.retry_job_by_id_async(job["id"], utcnow())
-                found.append(job["run_id"])
-        return found
+        return [row["run_id"] for row in await execute(_RELEASE_STALLED, queue=self.name, dead=list(dead))]
 
     async def restore(self, worker: int, held: Mapping[str, int]) -> int:
         """Put back the jobs of runs that this worker holds and that a crash of Postgres has removed."""
@@ -540,17 +543,6 @@ def _drop_trailing_post(migrations: list[Path]) -> list[Path]:
 def _migration_number(name: str) -> str:
     """Return the number in the name of a migration, for example `03.04.00_50`."""
     return name[:11]
-
-
-@contextlib.contextmanager
-def _suppress_missing() -> Generator[None]:
-    """Ignore that procrastinate does not find a job in the expected state; a lost connection is still raised."""
-    try:
-        yield
-    except ConnectorException as error:
-        if not isinstance(error.__cause__, psycopg.errors.RaiseException):
-            raise
-        logger.info("job no longer in the queue: %s", error.__cause__)
 
 
 async def _retry_until_connected(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
