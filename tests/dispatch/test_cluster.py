@@ -483,6 +483,30 @@ async def test_election_ends_although_a_broken_connection_replaces_the_cancellat
     assert election.cancelled()
 
 
+async def test_leader_that_is_paused_inside_a_transaction_is_replaced(url: str) -> None:
+    elected = [asyncio.Event(), asyncio.Event()]
+
+    async def pause(connection: psycopg.AsyncConnection[tuple[object, ...]]) -> None:
+        async with connection.transaction():
+            await connection.execute("SELECT 1")
+            await asyncio.Event().wait()
+
+    async def nothing() -> None: ...
+
+    async with asyncio.timeout(TIMEOUT), asyncio.TaskGroup() as group:
+        elections: list[asyncio.Task[None]] = []
+        for event in elected:
+
+            async def note(event: asyncio.Event = event) -> None:
+                event.set()
+
+            elections.append(group.create_task(LeaderElection(url, 8, note, pause, nothing).run()))
+            await elected[0].wait()
+        await elected[1].wait()
+        for election in elections:
+            election.cancel()
+
+
 async def test_process_without_clients_receives_only_what_concerns_its_runs(url: str, schema: str) -> None:
     received: dict[bool, list[Notification]] = {True: [], False: []}
     store = PostgresStore(url, schema=schema)

@@ -18,6 +18,9 @@ logger = logging.getLogger(__name__)
 _LEADER_INTERVAL = 1.0
 _IDLE_TIMEOUT = "5s"
 """Idle timeout of the leader's session: the server ends the session of a leader that is paused but not gone."""
+_SET_IDLE_TIMEOUTS = """SELECT set_config('idle_session_timeout', %(timeout)s, false),
+set_config('idle_in_transaction_session_timeout', %(timeout)s, false)"""
+"""Two settings, because the first one does not apply inside a transaction."""
 T = TypeVar("T")
 _CONNECT_TIMEOUT = 15.0
 _CONNECT_RETRY_DELAY = 0.5
@@ -58,7 +61,7 @@ class LeaderElection:
         while True:
             try:
                 async with await psycopg.AsyncConnection.connect(self._url, **CONNECTION_OPTIONS) as connection:
-                    await connection.execute("SELECT set_config('idle_session_timeout', %s, false)", (_IDLE_TIMEOUT,))
+                    await connection.execute(_SET_IDLE_TIMEOUTS, {"timeout": _IDLE_TIMEOUT})
                     await self._lead(connection)
             except (psycopg.Error, OSError) as error:
                 logger.info("leader election interrupted: error=%s", error)
