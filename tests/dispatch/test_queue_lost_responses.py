@@ -9,11 +9,13 @@ from datetime import UTC, datetime, timedelta
 
 import psycopg
 import pytest
+from procrastinate.exceptions import ConnectorException
 from procrastinate.jobs import Job
 from psycopg.conninfo import conninfo_to_dict
 
 from atlas_agents.dispatch.queue import Queue, QueueWorker
 from checks import TIMEOUT, wait_until
+from stores.postgres_server import PostgresServer
 
 pytestmark = pytest.mark.slow
 
@@ -234,3 +236,22 @@ async def test_released_job_is_fetched_at_once_although_the_clock_of_the_worker_
         assert [each.id for each in await queue.fetch(worker, 1)] == [job.id]
         assert await queue.release_stalled([worker]) == ["first"]
         assert [each.id for each in await queue.fetch(worker, 1)] == [job.id]
+
+
+async def test_queue_reconnects_soon_after_an_outage(schema: str) -> None:
+    logging.getLogger("psycopg.pool").setLevel(logging.CRITICAL)
+    with PostgresServer() as server:
+        async with asyncio.timeout(TIMEOUT), await psycopg.AsyncConnection.connect(server.url, autocommit=True) as made:
+            await made.execute(f"CREATE SCHEMA {schema}".encode())
+        queue = Queue(server.url, schema, "default")
+        await queue.open()
+        try:
+            async with asyncio.timeout(TIMEOUT):
+                async with server.gone():
+                    with pytest.raises(ConnectorException):
+                        await queue.note_start()
+                    await asyncio.sleep(3.0)
+                async with asyncio.timeout(3.0):
+                    await queue.note_start()
+        finally:
+            await queue.close()

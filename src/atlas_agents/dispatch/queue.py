@@ -24,6 +24,7 @@ from procrastinate.exceptions import ConnectorException
 from procrastinate.jobs import Job, Status
 from procrastinate.schema import SchemaManager
 from psycopg import sql
+from psycopg_pool import AsyncConnectionPool
 
 from atlas_agents.core.aio import BackgroundTasks
 from atlas_agents.dispatch.locks import hold_shared_lock, lock_key
@@ -151,11 +152,15 @@ class Queue:
             "application_name": application_name(schema, self._migrations),
             "options": f"-c search_path={schema}",
         }
+        # By default, the delay between attempts doubles, so workers reconnect long after the database is back, and at
+        # different times. An attempt that has failed is repeated instead by `check`, which lets the pool grow again.
         connector = PsycopgConnector(
             conninfo=url,
             min_size=1,
             max_size=4,
             timeout=5.0,
+            reconnect_timeout=_RETRY_DELAY,
+            reconnect_failed=AsyncConnectionPool.check,
             kwargs=CONNECTION_OPTIONS | options,
             name="atlas-queue",
         )
