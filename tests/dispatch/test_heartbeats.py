@@ -69,3 +69,10 @@ def test_worker_without_its_lock_is_dead_sooner_but_not_right_after_an_outage() 
     assert record.can_judge(31.0, _UNLOCKED)
     record.add(32.0, has_failed=True)
     assert not record.can_judge(32.1, _UNLOCKED) and record.can_judge(32.1, HEARTBEAT_TIMEOUT)
+
+
+def test_lost_locks_are_no_evidence_while_live_workers_reconnect_after_a_restart() -> None:
+    record = _record(until=30.0)
+    record.add(32.5, has_failed=False)  # it waited for a connection; others have sent their last one at 28.6
+    assert record.unlocked_timeout(32.6, connected_for=0.2) == HEARTBEAT_TIMEOUT
+    assert record.unlocked_timeout(32.6, connected_for=30.0) == _UNLOCKED

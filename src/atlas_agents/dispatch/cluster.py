@@ -285,9 +285,14 @@ class Cluster:
         self._ticks += 1
         if self._ticks % _BACKLOG_TICKS == 1:
             self.backlog = await read_backlog(connection, schema=self._schema, tenant=self._tenant)
-        if self._worker is not None and (timeout := self._worker.unlocked_timeout) is not None:
+        if (timeout := self._unlocked_timeout()) is not None:
             with suppress(ConnectorException):
                 await self._reassign_lost_runs(connection, timeout)
+
+    def _unlocked_timeout(self) -> float | None:
+        if self._worker is None or self._election is None:
+            return None
+        return self._worker.unlocked_timeout(self._election.connected_for)
 
     async def _reassign_lost_runs(self, connection: psycopg.AsyncConnection[Any], unlocked_timeout: float) -> list[str]:
         dead = await self._queue.find_dead_workers(connection, unlocked_timeout)

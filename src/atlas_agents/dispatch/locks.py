@@ -55,6 +55,12 @@ class LeaderElection:
         self.is_leader = False
         self.backend: int | None = None
         """While leading: the Postgres backend process that holds the lock."""
+        self._connected_at: float | None = None
+
+    @property
+    def connected_for(self) -> float:
+        """Seconds since the connection for the lock was established."""
+        return time.monotonic() - self._connected_at if self._connected_at is not None else 0.0
 
     async def run(self) -> None:
         """Take part in the election until cancelled."""
@@ -62,10 +68,12 @@ class LeaderElection:
             try:
                 async with await psycopg.AsyncConnection.connect(self._url, **CONNECTION_OPTIONS) as connection:
                     await connection.execute(_SET_IDLE_TIMEOUTS, {"timeout": _IDLE_TIMEOUT})
+                    self._connected_at = time.monotonic()
                     await self._lead(connection)
             except (psycopg.Error, OSError) as error:
                 logger.info("leader election interrupted: error=%s", error)
             finally:
+                self._connected_at = None
                 if self.is_leader:
                     self.is_leader, self.backend = False, None
                     await self._on_lost()

@@ -287,6 +287,17 @@ class HeartbeatRecord:
             self._outage = min(before, self.last), now + self._reconnect_time
         self.last = now
 
+    def unlocked_timeout(self, now: float, connected_for: float) -> float | None:
+        """Return the seconds without a heartbeat after which a worker without its lock is dead: half of the timeout, or
+        all of it. None if it is unknown whether a worker without a recent heartbeat is dead.
+
+        A restart of Postgres releases the locks of live workers, even if it is too short for a heartbeat to fail, and
+        breaks the connection of the leader. A new connection is therefore no evidence about locks.
+        """
+        timeout = self._interval * _MISSED_HEARTBEATS
+        timeouts = (timeout / 2, timeout) if connected_for >= self._reconnect_time else (timeout,)
+        return next((each for each in timeouts if self.can_judge(now, each)), None)
+
     def can_judge(self, now: float, timeout: float) -> bool:
         """Return whether a worker that has sent no heartbeat for `timeout` seconds is dead."""
         tolerated = timeout - self._interval
@@ -340,13 +351,10 @@ class QueueWorker:
         """Seconds since the last successful heartbeat."""
         return time.monotonic() - self._heartbeats.last
 
-    @property
-    def unlocked_timeout(self) -> float | None:
-        """Seconds without a heartbeat after which a worker without its lock is dead; None after an outage of the
-        database, when it is unknown whether a worker without a recent heartbeat is dead."""
-        now, timeout = time.monotonic(), self._queue.heartbeat_timeout
-        allowed = (each for each in (timeout / 2, timeout) if self._heartbeats.can_judge(now, each))
-        return next(allowed, None)
+    def unlocked_timeout(self, connected_for: float) -> float | None:
+        """Return the seconds without a heartbeat after which a worker without its lock is dead; None after an outage of
+        the database. The leader has been connected for `connected_for` seconds."""
+        return self._heartbeats.unlocked_timeout(time.monotonic(), connected_for)
 
     def held_jobs(self, run_ids: Iterable[str]) -> dict[str, int]:
         """Return the jobs of those runs that this worker has fetched."""
