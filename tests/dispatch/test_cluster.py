@@ -1,6 +1,7 @@
 """Cluster dispatcher: one process accepts a run, another executes it, and any process cancels or answers it."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
 
@@ -361,6 +362,47 @@ async def test_worker_without_its_lock_is_dead_after_a_shorter_time(url: str, sc
         assert await queue.find_dead_workers(connection, queue.heartbeat_timeout) == []
         await connection.execute("UPDATE procrastinate_workers SET last_heartbeat = now() - interval '7 s'")
         assert sorted(await queue.find_dead_workers(connection, 3.0)) == [locked, killed]
+
+
+async def test_verdict_of_a_leader_that_was_suspended_meanwhile_is_discarded(
+    url: str, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running, may_end, judged_again = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    find, calls_of_find = Queue.find_dead_workers, 0
+
+    @tool
+    async def slow() -> str:
+        """Waits."""
+        running.set()
+        await may_end.wait()
+        return "over"
+
+    async def find_late(
+        queue: Queue, connection: psycopg.AsyncConnection[tuple[object, ...]], unlocked_timeout: float
+    ) -> list[int]:
+        nonlocal calls_of_find
+        calls_of_find += running.is_set()
+        if calls_of_find != 1:
+            if calls_of_find > 1:
+                judged_again.set()
+            return await find(queue, connection, unlocked_timeout)
+        time.sleep(1.6)  # noqa: ASYNC251  the process is suspended, and no heartbeat is sent meanwhile
+        ids = await connection.execute(f"SELECT id FROM {schema}.procrastinate_workers".encode())
+        return [id for (id,) in await ids.fetchall() if isinstance(id, int)]
+
+    monkeypatch.setattr(Queue, "find_dead_workers", find_late)
+    async with (
+        asyncio.timeout(TIMEOUT),
+        member(url, schema, Scripted(), executes_runs=False) as front,
+        member(url, schema, Scripted(calls("slow"), says("Done.")), [slow], heartbeat_timeout=2.0),
+        await psycopg.AsyncConnection.connect(url, autocommit=True) as connection,
+    ):
+        stream = front.atlas.send("go", session="s")
+        await judged_again.wait()
+        released = await connection.execute(f"SELECT attempts FROM {schema}.procrastinate_jobs".encode())
+        assert await released.fetchall() == [(0,)]
+        may_end.set()
+        assert (await stream.reply()).text == "Done."
 
 
 async def test_worker_holds_its_lock_until_it_has_finished(url: str, schema: str) -> None:

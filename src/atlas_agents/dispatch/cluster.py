@@ -6,6 +6,7 @@ in one commit. Postgres delivers the notifications on commit; with Valkey they a
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -182,7 +183,8 @@ class Cluster:
     async def recover(self) -> list[str]:
         """Reassign runs without an owner, as the leader does every second."""
         async with await psycopg.AsyncConnection.connect(self._url, autocommit=True) as connection:
-            return await self._reassign_lost_runs(connection, self._queue.heartbeat_timeout)
+            dead = await self._queue.find_dead_workers(connection, self._queue.heartbeat_timeout)
+            return await self._reassign_lost_runs(connection, dead)
 
     @asynccontextmanager
     async def join(
@@ -285,17 +287,19 @@ class Cluster:
         self._ticks += 1
         if self._ticks % _BACKLOG_TICKS == 1:
             self.backlog = await read_backlog(connection, schema=self._schema, tenant=self._tenant)
-        if (timeout := self._unlocked_timeout()) is not None:
+        if (timeout := self._unlocked_timeout()) == math.inf:
+            return
+        dead = await self._queue.find_dead_workers(connection, timeout)
+        if self._unlocked_timeout() <= timeout:  # otherwise Postgres or this process was suspended meanwhile
             with suppress(ConnectorException):
-                await self._reassign_lost_runs(connection, timeout)
+                await self._reassign_lost_runs(connection, dead)
 
-    def _unlocked_timeout(self) -> float | None:
+    def _unlocked_timeout(self) -> float:
         if self._worker is None or self._election is None:
-            return None
+            return math.inf
         return self._worker.unlocked_timeout(self._election.connected_for)
 
-    async def _reassign_lost_runs(self, connection: psycopg.AsyncConnection[Any], unlocked_timeout: float) -> list[str]:
-        dead = await self._queue.find_dead_workers(connection, unlocked_timeout)
+    async def _reassign_lost_runs(self, connection: psycopg.AsyncConnection[Any], dead: Sequence[int]) -> list[str]:
         runs = await self._queue.release_stalled(dead)
         runs += await self._queue.enqueue_orphans(connection, dead)
         if runs:

@@ -287,16 +287,16 @@ class HeartbeatRecord:
             self._outage = min(before, self.last), now + self._reconnect_time
         self.last = now
 
-    def unlocked_timeout(self, now: float, connected_for: float) -> float | None:
+    def unlocked_timeout(self, now: float, connected_for: float) -> float:
         """Return the seconds without a heartbeat after which a worker without its lock is dead: half of the timeout, or
-        all of it. None if it is unknown whether a worker without a recent heartbeat is dead.
+        all of it. Infinity if it is unknown whether a worker without a recent heartbeat is dead.
 
         A restart of Postgres releases the locks of live workers, even if it is too short for a heartbeat to fail, and
         breaks the connection of the leader. A new connection is therefore no evidence about locks.
         """
         timeout = self._interval * _MISSED_HEARTBEATS
         timeouts = (timeout / 2, timeout) if connected_for >= self._reconnect_time else (timeout,)
-        return next((each for each in timeouts if self.can_judge(now, each)), None)
+        return next((each for each in timeouts if self.can_judge(now, each)), math.inf)
 
     def can_judge(self, now: float, timeout: float) -> bool:
         """Return whether a worker that has sent no heartbeat for `timeout` seconds is dead."""
@@ -351,9 +351,9 @@ class QueueWorker:
         """Seconds since the last successful heartbeat."""
         return time.monotonic() - self._heartbeats.last
 
-    def unlocked_timeout(self, connected_for: float) -> float | None:
-        """Return the seconds without a heartbeat after which a worker without its lock is dead; None after an outage of
-        the database. The leader has been connected for `connected_for` seconds."""
+    def unlocked_timeout(self, connected_for: float) -> float:
+        """Return the seconds without a heartbeat after which a worker without its lock is dead; infinity after an
+        outage of the database. The leader has been connected for `connected_for` seconds."""
         return self._heartbeats.unlocked_timeout(time.monotonic(), connected_for)
 
     def held_jobs(self, run_ids: Iterable[str]) -> dict[str, int]:
