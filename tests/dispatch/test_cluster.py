@@ -1,6 +1,9 @@
 """Cluster dispatcher: one process accepts a run, another executes it, and any process cancels or answers it."""
 
 import asyncio
+import os
+import socket
+import sys
 import time
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
@@ -26,7 +29,7 @@ from atlas_agents import (
 from atlas_agents.core.store import AcceptRun, AddMessage, Chain, JobRow, PutSession, Schedule, Write
 from atlas_agents.dispatch.cluster import Cluster
 from atlas_agents.dispatch.locks import LeaderElection
-from atlas_agents.dispatch.notifications import Notification
+from atlas_agents.dispatch.notifications import CONNECTION_OPTIONS, Notification
 from atlas_agents.dispatch.queue import Queue
 from atlas_agents.storage.postgres import PostgresStore
 from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
@@ -523,6 +526,13 @@ async def test_election_ends_although_a_broken_connection_replaces_the_cancellat
     with pytest.raises(asyncio.CancelledError):
         await asyncio.wait_for(election, TIMEOUT)
     assert election.cancelled()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such option")
+async def test_connection_ends_seconds_after_packets_were_lost(url: str) -> None:
+    async with await psycopg.AsyncConnection.connect(url, **CONNECTION_OPTIONS) as connection:
+        with socket.socket(fileno=os.dup(connection.fileno())) as connected:
+            assert connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 5000
 
 
 async def test_leader_that_is_paused_inside_a_transaction_is_replaced(url: str) -> None:

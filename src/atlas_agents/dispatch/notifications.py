@@ -25,9 +25,12 @@ CONNECTION_OPTIONS: dict[str, Any] = {
     "keepalives_idle": 5,
     "keepalives_interval": 2,
     "keepalives_count": 3,
+    "tcp_user_timeout": 5_000,
     "application_name": "atlas-cluster",
 }
-"""Connection options for long-lived connections."""
+"""Connection options for long-lived connections. Without `tcp_user_timeout`, a request whose packets were lost is sent
+again after delays that double, and fails after 15 minutes: the heartbeats of a live worker would be missing for longer
+than the database was unreachable."""
 _PING_INTERVAL = 5.0
 _RECONNECT_DELAY = 0.5
 
