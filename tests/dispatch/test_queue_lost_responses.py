@@ -255,3 +255,24 @@ async def test_queue_reconnects_soon_after_an_outage(schema: str) -> None:
                     await queue.note_start()
         finally:
             await queue.close()
+
+
+async def test_worker_whose_registration_was_lost_in_a_failover_executes_runs_again(url: str, schema: str) -> None:
+    async def execute(run_id: str) -> bool:
+        return True
+
+    async with (
+        asyncio.timeout(TIMEOUT),
+        opened(url, schema) as (_, queue),
+        await psycopg.AsyncConnection.connect(url, autocommit=True) as connection,
+    ):
+        worker = QueueWorker(queue, execute, 1, lambda: None, ignore_released)
+        running = asyncio.create_task(worker.run())
+        await wait_until(lambda: worker.id is not None)
+        await connection.execute(f"DELETE FROM {schema}.procrastinate_workers".encode())
+        await enqueue(url, schema, "first")
+        worker.wake()
+        await wait_until(lambda: worker.finished == 1)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await worker.finish(1.0)

@@ -57,6 +57,11 @@ AND NOT EXISTS (SELECT 1 FROM procrastinate_jobs j WHERE j.queue_name = %(queue)
 _CREATE_STARTS_TABLE = "CREATE UNLOGGED TABLE IF NOT EXISTS queue_starts (at TIMESTAMPTZ NOT NULL)"
 """First use of the queue since it was created, or since Postgres crashed, which empties this table as well."""
 _NOTE_START = "INSERT INTO queue_starts SELECT now() WHERE NOT EXISTS (SELECT 1 FROM queue_starts)"
+_HEARTBEAT = """
+INSERT INTO procrastinate_workers (id) OVERRIDING SYSTEM VALUE VALUES (%(worker)s)
+ON CONFLICT (id) DO UPDATE SET last_heartbeat = now()"""
+"""Unlike procrastinate's own method, it registers a worker again that a replica did not know when it was promoted. Jobs
+refer to workers, so an unknown worker cannot fetch any."""
 _DEAD_WORKERS = """
 SELECT id FROM procrastinate_workers
 WHERE last_heartbeat < now() - make_interval(secs => %(timeout)s)
@@ -207,6 +212,10 @@ class Queue:
     async def release(self, job: Job) -> None:
         """Release a job so that any worker can fetch it, unless it belongs to another worker by now."""
         await self.execute(_RELEASE, job=job.id, worker=job.worker_id)
+
+    async def send_heartbeat(self, worker: int) -> None:
+        """Record that a worker is alive."""
+        await self.execute(_HEARTBEAT, worker=worker)
 
     def worker_lock(self, worker: int) -> int:
         """Return the key of the lock that a worker holds while it is alive."""
@@ -462,7 +471,7 @@ class QueueWorker:
                     await self._queue.note_start()
                 if restored := await self._queue.restore(id, self.held_jobs(self._held.keys() - self._deleted)):
                     logger.warning("jobs put back into the queue after a crash of Postgres: jobs=%d", restored)
-                await self._queue.jobs.update_heartbeat(id)
+                await self._queue.send_heartbeat(id)
                 self._heartbeats.add(time.monotonic(), has_failed=has_failed)
                 delay, has_failed = interval, False
             except ConnectorException as error:
