@@ -41,11 +41,10 @@ from atlas_agents.storage import migrations
 from atlas_agents.storage.migrations import REBUILT_TABLES
 from atlas_agents.storage.postgres import PostgresStore
 from atlas_agents.storage.sql import derived, reads
-from atlas_agents.storage.sql.derived import AUDIT_BLOCK, matches_entry
+from atlas_agents.storage.sql.derived import AUDIT_BLOCK, DERIVED_TABLES, matches_entry
 from atlas_agents.storage.sql.reads import SqlReads
 from atlas_agents.storage.sql.tables import Query, Row
 from atlas_agents.storage.sqlite import SqliteStore
-from atlas_agents.storage.tenant_move import DERIVED_TABLES
 from checks import TIMEOUT, wait_until
 from conftest import Make
 
@@ -624,6 +623,23 @@ async def assert_derived(store: Store, days: int = 3) -> None:
         assert await find_numbers(store, AuditFilter(tool="t2"), limit=500) == wanted[::-1]
         assert await sums(store, by="session") == {"s1": 10 * days}
         await refresh(store)
+
+
+async def test_postgres_has_statistics_of_the_derived_tables_after_a_backfill(
+    postgres_server: PostgresServer, migrated: str, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reads, "_REFRESH_DELAY", 0.0)
+    monkeypatch.setattr(reads, "_MANY_BATCHES", 5)
+    with postgres_server.copy_of(migrated, schema) as url, database(url, "atlas") as execute:
+        store = PostgresStore(url, schema="atlas")
+        await store.open()
+        await store.commit(TENANT, [PutSession("s"), *[used(f"2026-01-{day:02}", "s") for day in range(1, 11)]])
+        await store.close()
+        rows = "SELECT reltuples FROM pg_class WHERE oid = 'usage_days'::regclass"
+        assert execute(rows) == [(-1,)]
+        await store.open()
+        await wait_until(lambda: execute(rows) == [(10,)])
+        await store.close()
 
 
 async def test_derived_tables_are_built_again_after_a_crash_of_postgres() -> None:

@@ -37,8 +37,8 @@ from atlas_agents.core.store import (
 )
 from atlas_agents.storage import tenant_move
 from atlas_agents.storage.postgres import PostgresStore
+from atlas_agents.storage.sql.derived import DERIVED_TABLES
 from atlas_agents.storage.tenant_move import (
-    DERIVED_TABLES,
     MOVED_TABLES,
     MoveEnd,
     MoveStep,

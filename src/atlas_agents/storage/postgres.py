@@ -37,7 +37,7 @@ from atlas_agents.storage.history_cache import HistoryCache, load_shared_secret
 from atlas_agents.storage.postgres_connection import Cursor
 from atlas_agents.storage.sql import statements as sql
 from atlas_agents.storage.sql import tables
-from atlas_agents.storage.sql.derived import NotShared
+from atlas_agents.storage.sql.derived import DERIVED_TABLES, NotShared
 from atlas_agents.storage.sql.pipelined import (
     Batch,
     NotPipelined,
@@ -111,6 +111,9 @@ class PostgresStore(SqlReads):
         history_cache: Cache of conversations, so that one that was read before is not read again.
         audit: Signs the audit log.
     """
+
+    _analyze = Query(f"ANALYZE {', '.join(DERIVED_TABLES)}", {})
+    """Postgres analyzes tables itself up to a minute later; until then, some sums of usage take 20 times as long."""
 
     def __init__(
         self,

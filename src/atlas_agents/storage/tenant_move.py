@@ -21,6 +21,7 @@ from atlas_agents.core.errors import StoreError
 from atlas_agents.storage import postgres_connection
 from atlas_agents.storage.postgres import tenant_lock_id
 from atlas_agents.storage.postgres_connection import Connection
+from atlas_agents.storage.sql.derived import DERIVED_TABLES
 from atlas_agents.storage.sql.tables import LIBRARY_STEP
 
 MovePhase: TypeAlias = Literal["snapshot", "copying", "fenced", "moved", "arriving", "returning", "open"]
@@ -47,12 +48,8 @@ MOVED_TABLES: dict[str, tuple[str, ...]] = {
     "records": ("kind", "key"),
     "budgets": ("key", "period", "run_id"),
 }
-"""The tables of a tenant with their keys. The queue is not moved: the leader at the target enqueues open runs."""
-DERIVED_TABLES = (
-    *("derived_positions", "search_sessions", "search_texts", "audit_blocks", "audit_values"),
-    *("tool_days", "usage_days", "usage_closed", "usage_sessions", "usage_session_days", "last_turns"),
-)
-"""Tables that the target builds again from the others."""
+"""The tables of a tenant with their keys. The queue is not moved: the leader at the target enqueues open runs. Derived
+tables are built again there."""
 _CREATE_TABLES = """
 CREATE TABLE IF NOT EXISTS tenant_moves (
     tenant TEXT COLLATE "C" PRIMARY KEY, phase TEXT NOT NULL, peer TEXT NOT NULL, changed_at TIMESTAMPTZ NOT NULL);

@@ -18,6 +18,11 @@ from atlas_agents.storage.sql import tables
 from atlas_agents.storage.sql.tables import Query, Row, Steps, WriteContext, clean_text, split_batches, unpack_value
 from atlas_agents.storage.sql.text_search import session_owners
 
+DERIVED_TABLES = (
+    *("derived_positions", "search_sessions", "search_texts", "audit_blocks", "audit_values"),
+    *("tool_days", "usage_days", "usage_closed", "usage_sessions", "usage_session_days", "last_turns"),
+)
+"""Names of the tables that can be built again from the others."""
 SESSIONS = "sessions"
 """Name of the position in the sessions of a tenant: the `updated_at` up to which they are indexed."""
 OVERLAP_MS = 20_000

@@ -51,6 +51,8 @@ _REFRESH_DELAY = 1.0
 _SHORT_CONVERSATION = 256
 """Number of messages above which a conversation is read like a search, so that short reads do not wait for it."""
 _REFRESH_PAUSE, _LOG_INTERVAL = 0.01, 5.0
+_MANY_BATCHES = 50
+"""Number of batches after which the statistics of the derived tables are updated."""
 _SEQ = tables.AUDIT.names.index("seq")
 _USAGE_KEYS, _USAGE_AMOUNTS = tables.USAGE.names[:4], tables.USAGE.names[4:]
 _MIN_SESSIONS = 250
@@ -67,6 +69,9 @@ class Library(NamedTuple):
 
 class SqlReads(ABC):
     """All reads that SQLite and Postgres have in common. A subclass executes queries and searches text."""
+
+    _analyze: Query | None = None
+    """Statement that updates the statistics of the derived tables, if the database chooses its plans by them."""
 
     def __init__(self, audit: AuditSigner | None = None) -> None:
         self._vectors = VectorCache(self)
@@ -199,7 +204,9 @@ class SqlReads(ABC):
         The last sessions of a busy tenant are left: they change again at once, and a search refreshes them.
         """
         started = logged = time.monotonic()
+        batches = 0
         while (await self.commit(tenant, [store.RefreshIndexes()]))[0] >= BATCH:
+            batches += 1
             now = time.monotonic()
             if now - logged > _LOG_INTERVAL:
                 logged = now
@@ -211,6 +218,8 @@ class SqlReads(ABC):
             await asyncio.sleep(_REFRESH_PAUSE)
         if logged > started:
             logger.info("refreshed the indexes: tenant=%s seconds=%.0f", tenant, time.monotonic() - started)
+        if batches >= _MANY_BATCHES and self._analyze is not None:
+            await self.search(self._analyze)
 
     async def session_totals(self, tenant: str, prefix: str) -> store.SessionTotals:
         (counts,) = await self.search(bind(tenant, sql.SESSION_TOTALS, **key_range(prefix)))
