@@ -97,11 +97,12 @@ async def test_killed_child_is_restarted_by_the_next_turn(make: Make) -> None:
 
 
 async def test_child_that_dies_during_an_answer_costs_a_retry(make: Make) -> None:
-    async with Atlas([Agent("a", system_prompt="Hi.", model=make(), max_tokens=8)]) as atlas:
+    # The rest of the answer takes longer than the kill, also on a busy machine.
+    async with Atlas([Agent("a", system_prompt="Hi.", model=make(), max_tokens=64)]) as atlas:
         resets = chunks = 0
         async for event in atlas.send("Tell me a story."):
             resets += event.type == "stream:reset"
-            if event.type == "stream:chunk" and (chunks := chunks + 1) == 3:
+            if event.type == "stream:chunk" and (chunks := chunks + 1) == 1:
                 os.kill(children(os.getpid())[0], signal.SIGKILL)
         assert resets == 1 and atlas.conversation().messages[-1].text
 
