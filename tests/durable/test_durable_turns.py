@@ -46,6 +46,46 @@ async def act(n: int) -> str:
     return f"did {n}"
 
 
+class SlowToCancel(MemoryStore):
+    """Records that a run was cancelled only when `allowed` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cancelling, self.allowed = asyncio.Event(), asyncio.Event()
+
+    async def commit(self, tenant: str, writes: Sequence[Write]) -> list[Any]:
+        if any(isinstance(write, SetRun) and write.status == "cancelled" for write in writes):
+            self.cancelling.set()
+            await self.allowed.wait()
+        return await super().commit(tenant, writes)
+
+
+async def test_turn_starts_although_the_one_before_it_was_cancelled_a_moment_ago() -> None:
+    store, started, released = SlowToCancel(), asyncio.Event(), asyncio.Event()
+
+    class Slow(Scripted):
+        async def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
+            started.set()
+            await released.wait()
+            async for chunk in super().stream(request):
+                yield chunk
+
+    async with asyncio.timeout(TIMEOUT), in_memory_atlas(Slow(says("One."), says("Three.")), store=store) as atlas:
+        first = atlas.send("1", session="s")
+        await started.wait()
+        second, third = [atlas.send(text, session="s") for text in ("2", "3")]
+        assert [(await each.accepted()).status for each in (second, third)] == ["queued", "queued"]
+        second.cancel()
+        await store.cancelling.wait()
+        released.set()
+        assert (await first.reply()).text == "One."
+        asyncio.get_running_loop().call_later(0.03, store.allowed.set)
+        assert (await third.reply()).text == "Three."
+        with pytest.raises(Cancelled):
+            await second.reply()
+    assert [run.status for run in await store.runs("default", "s")] == ["done", "cancelled", "done"]
+
+
 async def test_session_continues_in_another_process(tmp_path: Path) -> None:
     async with (
         open_atlas(tmp_path) as store,

@@ -283,7 +283,7 @@ class Conflict(StoreError):
 
 
 class SessionBusy(Conflict):
-    """The session has a running turn, and this one must not queue behind it."""
+    """The session has a running turn, so this one cannot start."""
 
 
 class DailyLimitExceeded(StoreError):

@@ -653,7 +653,7 @@ class Journal:
             unreadable = None
             resumed = encode(ResumeRecord(alone=self._isolation is not None))
             step = records.AddJournal(self._run_id, epoch, "resumed", str(epoch), resumed)
-        await self._committer.commit(self._tenant, [*writes, step], step)
+        await self._commit_start([*writes, step], step)
         self._epoch = epoch
         if unreadable is not None:
             raise unreadable
@@ -661,6 +661,16 @@ class Journal:
             self._notify_stored(self._first_messages)
         else:
             await self._restore_steps(own=step)
+
+    async def _commit_start(self, writes: Sequence[records.Write], step: records.AddJournal) -> None:
+        """Commit the first step. An earlier turn that was cancelled while it waited may not have left the queue yet."""
+        for pause in _BACKOFF:
+            try:
+                await self._committer.commit(self._tenant, writes, step)
+                return
+            except errors.SessionBusy:
+                await self._clock.sleep(pause)
+        await self._committer.commit(self._tenant, writes, step)
 
     def _read_first_messages(self, row: records.RunRow) -> errors.UnreadableRow | None:
         """Read the first messages of a run, and return the error if they cannot be read: the run is claimed all the

@@ -282,7 +282,7 @@ def _raise_not_set(context: WriteContext, write: store.SetRun) -> Steps[None]:
     check_owner(run.id, run.status, run.epoch, write.epoch)
     if write.status == "queued":
         raise Conflict(f"run {run.id!r} is {run.status} and cannot return to the queue")
-    raise Conflict(f"session {run.session!r} has an active run: {run.id!r} must wait")
+    raise SessionBusy(f"session {run.session!r} has an active run: {run.id!r} must wait")
 
 
 def _merge_run(context: WriteContext, write: store.MergeRun) -> Steps[store.RunRow]:
