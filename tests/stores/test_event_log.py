@@ -2,11 +2,24 @@
 
 import asyncio
 
+import psycopg
 import pytest
+from postgres_server import PostgresServer
 from store_helpers import TENANT, everything, with_run
 
 from atlas_agents.core.errors import Conflict, StaleOwner
-from atlas_agents.core.store import AddEvents, ClaimRun, EventRow, ReserveEvents, SetRun, Store
+from atlas_agents.core.messages import new_ordered_id
+from atlas_agents.core.store import (
+    AcceptRun,
+    AddEvents,
+    ClaimRun,
+    EventRow,
+    PutSession,
+    ReserveEvents,
+    SetRun,
+    Store,
+)
+from atlas_agents.storage.postgres import PostgresStore
 
 
 def add_events(*numbers: int) -> AddEvents:
@@ -78,3 +91,22 @@ async def test_previous_owner_of_a_run_cannot_add_events(store: Store) -> None:
     assert await everything(store) == before
     await store.commit(TENANT, [AddEvents("r1", ((11, b"11"),), epoch=2)])
     assert await numbers(store) == [1, 11]
+
+
+async def test_adding_events_reads_none_of_other_runs_on_postgres(
+    postgres_server: PostgresServer, migrated: str, schema: str
+) -> None:
+    with postgres_server.copy_of(migrated, schema) as url:
+        store = PostgresStore(url, schema="atlas")
+        await store.open()
+        runs, rows = [new_ordered_id() for _ in range(40)], 40
+        for id in runs:
+            accepted = AcceptRun(id, id, "a", at_once=True)
+            await store.commit(TENANT, [PutSession(id), accepted, ClaimRun(id), ReserveEvents(id, rows, 1)])
+        for seq in range(1, rows + 1):
+            await asyncio.gather(*(store.commit(TENANT, [AddEvents(id, ((seq, b"{}"),), 1)]) for id in runs))
+        await store.close()
+        read = "SELECT idx_tup_read FROM pg_stat_user_indexes WHERE indexrelname = 'events_pkey'"
+        async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
+            (count,) = await (await connection.execute(read)).fetchone() or (0,)
+        assert count <= len(runs) * rows

@@ -447,8 +447,8 @@ IF given ? 'event_owners' THEN
     THEN RAISE EXCEPTION 'events not reserved'; END IF;
     IF EXISTS (
         SELECT 1 FROM jsonb_to_recordset(given->'events') AS w (run_id TEXT, run_key TEXT, first BIGINT, seq BIGINT)
-        JOIN events e ON e.tenant = of_tenant AND e.run_id IN (w.run_id, w.run_key)
-            AND e.seq >= coalesce(w.first, w.seq) AND coalesce(e.first, e.seq) <= w.seq)
+        CROSS JOIN LATERAL (SELECT 1 FROM events e WHERE e.tenant = of_tenant AND e.run_id IN (w.run_id, w.run_key)
+            AND e.seq >= coalesce(w.first, w.seq) AND coalesce(e.first, e.seq) <= w.seq LIMIT 1) found)
     THEN RAISE EXCEPTION 'events exist'; END IF;
     INSERT INTO events (tenant, {t.EVENTS.columns}, first)
     SELECT of_tenant, {t.EVENTS.select("w", run_id="w.run_key", body="decode(w.body, 'base64')")}, w.first
