@@ -116,14 +116,15 @@ async def test_restarts_of_a_crashing_child_are_delayed(make: Make) -> None:
         """Return whether the thread that waits for the process has noticed its end; others serve the shared model."""
         return not any(each.name == "atlas-local-model" for each in threading.enumerate() if each not in before)
 
+    killed = time.monotonic()
     for _ in range(4):
-        start = time.monotonic()
         await provider.endpoint()
-        waits.append(time.monotonic() - start)
+        waits.append(time.monotonic() - killed)
         (child,) = children(os.getpid())
+        killed = time.monotonic()
         os.kill(child, signal.SIGKILL)
         await wait_until(ended)
-    assert waits[2] >= 1 and waits[3] >= 2
+    assert waits[2] >= 0.75 and waits[3] >= 1.5  # one and two seconds, less a random part of up to 25 %
 
 
 async def test_providers_of_the_same_model_share_one_process(make: Make) -> None:
