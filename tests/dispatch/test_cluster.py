@@ -6,7 +6,7 @@ import socket
 import sys
 import time
 from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import psycopg
 import pytest
@@ -26,6 +26,7 @@ from atlas_agents import (
     assistant,
     user,
 )
+from atlas_agents.agents.stream import AtlasStream
 from atlas_agents.core.store import AcceptRun, AddMessage, Chain, JobRow, PutSession, Schedule, Write
 from atlas_agents.dispatch.cluster import Cluster
 from atlas_agents.dispatch.locks import LeaderElection
@@ -319,7 +320,9 @@ def test_cluster_of_another_tenant_is_rejected_when_the_atlas_is_built(url: str,
     Atlas(agents, tenant="t0", dispatcher=Cluster(url, schema=schema, tenant="t0"))
 
 
-async def test_new_leader_reassigns_runs_before_a_heartbeat_could_be_missed(url: str, schema: str) -> None:
+@asynccontextmanager
+async def orphaned_run(url: str, schema: str) -> AsyncGenerator[tuple[AtlasStream, psycopg.AsyncConnection]]:
+    """Accept a turn and remove its job from the queue; yields a connection to the tables as well."""
     async with (
         asyncio.timeout(TIMEOUT),
         member(url, schema, Scripted(), executes_runs=False) as front,
@@ -329,20 +332,19 @@ async def test_new_leader_reassigns_runs_before_a_heartbeat_could_be_missed(url:
         await stream.accepted()
         await connection.execute(f"SET search_path = {schema}".encode())
         await connection.execute("DELETE FROM procrastinate_jobs")
-        async with member(url, schema, Scripted(says("Done.")), heartbeat_timeout=10 * TIMEOUT):
-            assert (await stream.reply()).text == "Done."
+        yield stream, connection
+
+
+async def test_new_leader_reassigns_runs_before_a_heartbeat_could_be_missed(url: str, schema: str) -> None:
+    async with (
+        orphaned_run(url, schema) as (stream, _),
+        member(url, schema, Scripted(says("Done.")), heartbeat_timeout=10 * TIMEOUT),
+    ):
+        assert (await stream.reply()).text == "Done."
 
 
 async def test_worker_that_died_after_a_crash_of_postgres_does_not_delay_orphaned_runs(url: str, schema: str) -> None:
-    async with (
-        asyncio.timeout(TIMEOUT),
-        member(url, schema, Scripted(), executes_runs=False) as front,
-        await psycopg.AsyncConnection.connect(url, autocommit=True) as connection,
-    ):
-        stream = front.atlas.send("go", session="s")
-        await stream.accepted()
-        await connection.execute(f"SET search_path = {schema}".encode())
-        await connection.execute("DELETE FROM procrastinate_jobs")
+    async with orphaned_run(url, schema) as (stream, connection):
         await connection.execute("INSERT INTO queue_starts VALUES (now())")
         await connection.execute("INSERT INTO procrastinate_workers DEFAULT VALUES")
         async with member(url, schema, Scripted(says("Done.")), heartbeat_timeout=10 * TIMEOUT):
