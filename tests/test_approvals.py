@@ -1,6 +1,8 @@
 """Approvals: answers, deadlines, edited arguments, and the binding to exactly what was shown."""
 
 import asyncio
+from collections import OrderedDict
+from typing import Any
 
 import pytest
 
@@ -135,6 +137,26 @@ async def test_edited_arguments_are_validated_run_and_shown_to_the_model() -> No
     assert shop.bought == [("tea", 1)]
     assert _results(model)[0].result == {"edited_arguments": {"item": "tea", "count": 1}, "result": "bought 1 tea"}
     assert (row.entry.meta["arguments"], row.entry.meta["edited"]) == ({"item": "tea", "count": 1}, True)
+
+
+@pytest.mark.parametrize("kind", [dict, OrderedDict])
+async def test_arguments_that_change_after_they_were_edited_change_nothing(kind: type[dict[str, Any]]) -> None:
+    edited = kind(lines=[kind(item="tea")])
+    ordered: list[Any] = []
+
+    async def order(lines: list[dict[str, Any]]) -> str:
+        """Order."""
+        edited["lines"][0]["item"] = "gold"
+        ordered.extend(lines)
+        return "ordered"
+
+    model = Scripted(calls("order", lines=[]), says("ok"))
+    person = Person(Answer("once", arguments=edited))
+    async with in_memory_atlas(model, [tool(confirm=True)(order)], approve=person) as atlas:
+        await atlas.ask("order")
+        (row,) = await atlas.audit.records("default")
+    assert ordered == [{"item": "tea"}]
+    assert row.entry.meta["arguments"] == {"lines": [{"item": "tea"}]}
 
 
 async def test_invalid_edited_arguments_are_rejected() -> None:

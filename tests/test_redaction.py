@@ -6,6 +6,7 @@ import html
 import json
 import random
 import time
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -400,6 +401,25 @@ def test_secret_that_is_recognized_once_is_removed_everywhere_in_a_text() -> Non
     assert redactor.text("password=tiger-7-lake is wrong: tiger-7-lake") == f"password={REDACTED} is wrong: {REDACTED}"
     text = "postgresql://ana:tiger-7-lake@db.example.org refused tiger-7-lake"
     assert redactor.text(text) == f"postgresql://{REDACTED}@db.example.org refused {REDACTED}"
+
+
+def test_name_of_a_field_that_turns_out_to_be_secret_is_redacted() -> None:
+    redactor = Redactor(environment={})
+    data = {"tiger-Wq7-lake-93": 1}
+    assert redactor.value(data) == data
+    redactor.add_secrets("tiger-Wq7-lake-93")
+    assert redactor.value(data) == {REDACTED: 1}
+
+
+def test_many_names_of_fields_do_not_fill_the_memory() -> None:
+    redactor = Redactor(environment={})
+    names = {f"field {n}": n for n in range(50_000)}
+    tracemalloc.start()
+    try:
+        assert len(redactor.value(names)) == 50_000
+        assert tracemalloc.get_traced_memory()[0] < 3 << 19
+    finally:
+        tracemalloc.stop()
 
 
 def test_lines_of_a_private_key_in_a_list_are_redacted() -> None:

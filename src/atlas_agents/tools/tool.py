@@ -27,6 +27,7 @@ import msgspec
 
 from atlas_agents.core.aio import is_async
 from atlas_agents.core.errors import BadTool, DuplicateTool, NotPermitted, ToolFailed, ToolFault
+from atlas_agents.core.json import copy_json
 from atlas_agents.core.messages import Conversation, ToolSpec
 from atlas_agents.core.text import wire_name
 from atlas_agents.tools.context import ToolContext
@@ -214,9 +215,7 @@ class Tool:
 
         The result is a copy that the function may modify.
         """
-        own = {
-            name: copy.deepcopy(value) if type(value) in (list, dict) else value for name, value in arguments.items()
-        }
+        own = copy_json(arguments)
         return self._convert(own) if self._convert else own
 
     @property
@@ -258,7 +257,7 @@ class Tool:
     def untrusted_source(self, arguments: dict[str, Any]) -> str:
         """Internal: return the source of untrusted content in the result of a call; empty if the result is trusted."""
         if callable(self.untrusted):
-            return self.untrusted(copy.deepcopy(arguments))
+            return self.untrusted(copy_json(arguments))
         return f"{self.untrusted}: {self.name}" if self.untrusted else ""
 
     def named(self, name: str) -> "Tool":
