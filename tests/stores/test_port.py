@@ -527,7 +527,7 @@ def test_every_statement_of_the_function_filters_by_tenant() -> None:
 
 
 def test_every_statement_filters_by_tenant() -> None:
-    found: list[str] = []
+    found: list[Any] = []
     for name, value in vars(statements).items():
         if (
             name.isupper()
@@ -537,6 +537,7 @@ def test_every_statement_filters_by_tenant() -> None:
             and name not in WITHOUT_TENANT
         ):
             found += [value] if isinstance(value, str) else value.values() if isinstance(value, dict) else value
+    found = [part for each in found for part in ([each] if isinstance(each, str) else filter(None, each))]
     found += [statements.add_events(1), statements.add_messages(2), statements.list_jobs(2), statements.add_passages(1)]
     found += [statements.add_search_texts(1), statements.add_audit_blocks(1), statements.add_audit_values(1)]
     found += [statements.add_tool_days(2), statements.read_bodies(2), statements.note_last_turns(1)]

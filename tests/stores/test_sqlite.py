@@ -370,6 +370,26 @@ _OF_A_SEARCH = re.compile(
 )
 
 
+def _sqlite_forms(statement: str) -> list[str]:
+    """Return what SQLite executes for a statement."""
+    parts = statements.SQLITE_PARTS.get(statement, (statements.SQLITE_FORMS.get(statement, statement),))
+    return [part for part in parts if part]
+
+
+def _plan(connection: sqlite3.Connection, form: str, explain: str = "EXPLAIN QUERY PLAN") -> list[str]:
+    """Return the lines of the plan of a statement, or the operations of its program."""
+    values = dict.fromkeys(re.findall(r":(\w+)", form), 1)
+    return [row[1 if explain == "EXPLAIN" else 3] for row in connection.execute(f"{explain} {form}", values)]
+
+
+async def test_writes_of_a_turn_create_no_temporary_tables(store: SqliteStore) -> None:
+    indexed = {statements.ADD_RUN: 1, statements.SET_RUN: 2}  # to check the condition of the index of open runs
+    with contextlib.closing(sqlite3.connect(store.path)) as connection:
+        for statement in statements.SQLITE_PARTS:
+            operations = [each for form in _sqlite_forms(statement) for each in _plan(connection, form, "EXPLAIN")]
+            assert operations.count("OpenEphemeral") == indexed.get(statement, 0), statement
+
+
 async def test_no_statement_scans_a_whole_table(store: SqliteStore) -> None:
     queries: dict[str, str] = {}
     for name, value in vars(statements).items():
@@ -381,9 +401,7 @@ async def test_no_statement_scans_a_whole_table(store: SqliteStore) -> None:
             queries |= {f"{name} {n}": each for n, each in enumerate([value] if isinstance(value, str) else value)}
     with contextlib.closing(sqlite3.connect(store.path)) as connection:
         for name, statement in queries.items():
-            form = statements.SQLITE_FORMS.get(statement, statement)
-            values = dict.fromkeys(re.findall(r":(\w+)", form), 1)
-            plan = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {form}", values)]
+            plan = [line for form in _sqlite_forms(statement) for line in _plan(connection, form)]
             whole = [line for line in plan if line.startswith("SCAN ") and not _OF_A_SEARCH.match(line)]
             assert set(whole) <= {
                 "SCAN CONSTANT ROW",
@@ -398,10 +416,8 @@ async def test_no_statement_scans_a_whole_table(store: SqliteStore) -> None:
     ids=["START_NEXT", "QUEUED_RUNS_OF", "SET_RUN", "note_last_turns"],
 )
 async def test_statement_of_a_turn_does_not_read_all_turns_of_its_session(store: SqliteStore, statement: str) -> None:
-    form = statements.SQLITE_FORMS.get(statement, statement)
     with contextlib.closing(sqlite3.connect(store.path)) as connection:
-        values = dict.fromkeys(re.findall(r":(\w+)", form), 1)
-        plan = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {form}", values)]
+        plan = [line for form in _sqlite_forms(statement) for line in _plan(connection, form)]
     searched = [line for line in plan if line.startswith(("SEARCH runs ", "SEARCH a "))]
     few = ("INDEX runs_open", "AND place=?", "AND place>?", "AND id=?")
     assert searched

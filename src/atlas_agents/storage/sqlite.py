@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
@@ -339,7 +339,25 @@ class _ReadThread:
 
 def execute(connection: sqlite3.Connection, query: Query) -> list[Row]:
     """Execute a query in its form for SQLite."""
+    parts = statements.SQLITE_PARTS.get(query.sql)
+    if parts is not None:
+        return _execute_parts(connection, parts, query.values)
     return connection.execute(statements.SQLITE_FORMS.get(query.sql, query.sql), query.values).fetchall()
+
+
+def _execute_parts(
+    connection: sqlite3.Connection, parts: statements.SqliteParts, values: Mapping[str, Any]
+) -> list[Row]:
+    """Execute a write in its parts, and return the same rows as the statement that Postgres executes."""
+    found: list[Row] = []
+    if parts.check:
+        found = connection.execute(parts.check, values).fetchall()
+        if not found:
+            return found
+        values = {**values, "found": found[0][0]}
+    if not connection.execute(parts.change, values).rowcount:
+        return []
+    return connection.execute(parts.result, values).fetchall() if parts.result else found
 
 
 def run_steps(connection: sqlite3.Connection, steps: Steps[T]) -> T:

@@ -104,8 +104,9 @@ def ignore_idempotency_key() -> None:
 
 
 def write_a_step_twice() -> None:
-    forms, statement = statements.SQLITE_FORMS, statements.ADD_JOURNAL
-    forms[statement] = re.sub(r" AND NOT EXISTS \(.*:key\)", "", forms[statement])
+    parts, statement = statements.SQLITE_PARTS, statements.ADD_JOURNAL
+    check = re.sub(r" AND NOT EXISTS \(.*:key\)", "", parts[statement].check)
+    parts[statement] = parts[statement]._replace(check=check)
 
 
 def swallow_audit_errors() -> None:

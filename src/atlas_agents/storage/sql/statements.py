@@ -7,6 +7,7 @@ import re
 from base64 import b64encode
 from functools import cache
 from hashlib import sha256
+from typing import NamedTuple
 
 from atlas_agents.core.store import AcceptRun, Passage, PutSession, Session
 from atlas_agents.storage import hash_chain
@@ -1060,34 +1061,16 @@ FROM runs r CROSS JOIN (VALUES {rows}) e WHERE {_OF_RUN} AND r.number > 0 ON CON
 
 
 SQLITE_FORMS = {
-    ADD_RUN: ADD_RUN.replace(
-        t.RUNS.insert(status=_FIRST_STATUS, place=":place"),
-        t.RUNS.insert(status=_FIRST_STATUS, place=":place", number="(SELECT coalesce(max(number), 0) + 1 FROM runs)"),
-    ),
     **{  # SQLite uses a partial index only where its condition is repeated
         each: re.sub(rf"(status = 'queued'|{re.escape(_ACTIVE)})", rf"\1 AND {_OPEN}", each)
-        for each in (START_NEXT, QUEUED_RUNS_OF, SET_RUN)
+        for each in (START_NEXT, QUEUED_RUNS_OF)
     },
     MESSAGE_OF_ID: _MESSAGE_OF_NUMBER,
-    ADD_MESSAGE: ADD_MESSAGE.replace(_IS_NO_OLDER, ""),
     **{known_messages(count): _sqlite_known_messages(count) for count in t.EVENT_BATCHES},
     JOURNAL_END: f"""
 SELECT r.status, r.epoch, j.id & {t.MAX_SEQ}, j.hash FROM runs r LEFT JOIN journal_rows j
     ON j.id = (SELECT j.id FROM journal_rows j WHERE {_JOURNAL_RANGE} ORDER BY j.id DESC LIMIT 1)
 WHERE {_OF_RUN}""",
-    ADD_JOURNAL: f"""
-INSERT INTO journal_rows (id, kind, key, at, hash, payload)
-SELECT r.number << 31 | :seq, :kind, :key, :at, :hash, :payload FROM runs r
-WHERE {_OF_RUN} AND r.number > 0 AND r.epoch = :epoch AND r.{_OPEN}
-    AND :end_hash = coalesce(
-        (SELECT j.hash FROM journal_rows j WHERE {_JOURNAL_RANGE} ORDER BY j.id DESC LIMIT 1), '{hash_chain.START}')
-    AND NOT EXISTS (SELECT 1 FROM journal_rows j WHERE {_JOURNAL_RANGE} AND j.kind = :kind AND j.key = :key)
-RETURNING id""",
-    ADD_AUDIT: f"""
-INSERT INTO audit (tenant, {t.AUDIT.columns})
-SELECT :tenant, {", ".join(f":{name}" for name in t.AUDIT.names)} WHERE :previous = coalesce(
-    (SELECT hash FROM audit WHERE tenant = :tenant ORDER BY seq DESC LIMIT 1), '{hash_chain.START}')
-RETURNING seq""",
     JOURNAL: f"""
 SELECT {_JOURNAL_COLUMNS} FROM runs r CROSS JOIN journal_rows j WHERE {_OF_RUN} AND {_JOURNAL_RANGE} ORDER BY j.id""",
     EVENTS: f"""
@@ -1121,5 +1104,80 @@ ORDER BY a.created_at, (SELECT j.id FROM journal_rows j
     **{add_audit_values(count): _sqlite_add_audit_values(count) for count in t.VALUE_BATCHES},
     **{update_search_sessions(count): put_search_sessions(count) for count in t.VALUE_BATCHES},
     **{add_search_texts(count): _sqlite_add_search_texts(count) for count in t.VALUE_BATCHES},
+}
+"""By the statement that Postgres executes."""
+
+
+class SqliteParts(NamedTuple):
+    """A write as SQLite executes it fastest: without RETURNING, without an INSERT … SELECT from its own table, and
+    without a list of more than two values. Each of these creates a temporary table in every execution.
+
+    Attributes:
+        change: The write.
+        check: A query for one value, which `change` has as `:found`; without a row, nothing is changed.
+        result: A query for the rows of the changed row; without one, the result is what `check` found.
+    """
+
+    change: str
+    check: str = ""
+    result: str = ""
+
+
+_IS_OPEN = "(status = 'queued' OR status = 'running' OR status = 'waiting')"
+_SESSION_ROW, _RUN_ROW = "sessions WHERE tenant = :tenant AND key", "runs WHERE tenant = :tenant AND id"
+
+
+def _without_returning(statement: str, row: str) -> SqliteParts:
+    """Return the parts of a statement that changes one row, and returns expressions of it."""
+    change, _, returned = statement.rpartition("RETURNING")
+    return SqliteParts(change, result=f"SELECT {returned.strip()} FROM {row}")
+
+
+SQLITE_PARTS = {
+    PUT_SESSION: _without_returning(PUT_SESSION, f"{_SESSION_ROW} = :key"),
+    SET_SESSION_METADATA: _without_returning(SET_SESSION_METADATA, f"{_SESSION_ROW} = :key"),
+    ADD_MESSAGE: SqliteParts(
+        "INSERT INTO messages (tenant, session, seq, id, run_id, body, id_number)"
+        " VALUES (:tenant, :session, :found, :id, :run_id, :body, :id_number)",
+        check=f"""
+SELECT last_message + :place FROM {_SESSION_ROW} = :session
+    AND NOT EXISTS (SELECT 1 FROM messages WHERE {_OF_NUMBER} = :id_number AND id = :id)""",
+    ),
+    SET_LAST_MESSAGE: _without_returning(SET_LAST_MESSAGE, f"{_SESSION_ROW} = :session"),
+    NEXT_RUN: _without_returning(NEXT_RUN, f"{_SESSION_ROW} = :session"),
+    ADD_RUN: _without_returning(
+        ADD_RUN.replace(
+            t.RUNS.insert(status=_FIRST_STATUS, place=":place"),
+            t.RUNS.insert(
+                status=_FIRST_STATUS, place=":place", number="(SELECT coalesce(max(number), 0) + 1 FROM runs)"
+            ),
+        ),
+        f"{_RUN_ROW} = :id",
+    ),
+    CLAIM_RUN: _without_returning(CLAIM_RUN.replace(_OPEN, _IS_OPEN), f"{_RUN_ROW} = :run_id"),
+    # SQLite uses a partial index only where its condition is repeated; `+` keeps it from evaluating that condition
+    SET_RUN: _without_returning(
+        SET_RUN.replace(_OPEN, _IS_OPEN)
+        .replace(f"a.{_ACTIVE}", f"a.{_ACTIVE} AND a.{_OPEN}")
+        .replace("q.status = 'queued'", f"+q.status = 'queued' AND q.{_OPEN}"),
+        f"{_RUN_ROW} = :run_id",
+    ),
+    RESERVE_EVENTS: _without_returning(RESERVE_EVENTS, f"{_RUN_ROW} = :run_id"),
+    ADD_JOURNAL: SqliteParts(
+        "INSERT INTO journal_rows (id, kind, key, at, hash, payload)"
+        " VALUES (:found, :kind, :key, :at, :hash, :payload)",
+        check=f"""
+SELECT r.number << 31 | :seq FROM runs r
+WHERE {_OF_RUN} AND r.number > 0 AND r.epoch = :epoch AND {_IS_OPEN.replace("status", "r.status")}
+    AND :end_hash = coalesce(
+        (SELECT j.hash FROM journal_rows j WHERE {_JOURNAL_RANGE} ORDER BY j.id DESC LIMIT 1), '{hash_chain.START}')
+    AND NOT EXISTS (SELECT 1 FROM journal_rows j WHERE {_JOURNAL_RANGE} AND j.kind = :kind AND j.key = :key)""",
+    ),
+    ADD_AUDIT: SqliteParts(
+        t.AUDIT.insert(),
+        check=f"""
+SELECT :seq WHERE :previous = coalesce(
+    (SELECT hash FROM audit WHERE tenant = :tenant ORDER BY seq DESC LIMIT 1), '{hash_chain.START}')""",
+    ),
 }
 """By the statement that Postgres executes."""
