@@ -5,6 +5,7 @@ import base64
 import html
 import json
 import random
+import re
 import time
 import tracemalloc
 from collections.abc import Iterator
@@ -409,6 +410,30 @@ def test_name_of_a_field_that_turns_out_to_be_secret_is_redacted() -> None:
     assert redactor.value(data) == data
     redactor.add_secrets("tiger-Wq7-lake-93")
     assert redactor.value(data) == {REDACTED: 1}
+
+
+def test_name_that_is_checked_while_it_becomes_secret_is_redacted_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    redactor = Redactor(environment={})
+    data = {"tiger-Wq7-lake-93": 1}
+
+    def compile_slowly(pattern: str, flags: int = 0) -> re.Pattern[str]:
+        redactor.value(data)  # as another thread may do meanwhile
+        return compiled(pattern, flags)
+
+    compiled = re.compile
+    with monkeypatch.context() as patched:
+        patched.setattr(re, "compile", compile_slowly)
+        redactor.add_secrets("tiger-Wq7-lake-93")
+    assert redactor.value(data) == {REDACTED: 1}
+
+
+def test_value_under_a_name_that_prints_differently_is_redacted() -> None:
+    class Key(str):
+        def __str__(self) -> str:
+            return "its value"
+
+    data = {"name": "password", Key("value"): "garage"}
+    assert Redactor(environment={}).value(data) == {"name": "password", "its value": REDACTED}
 
 
 def test_many_names_of_fields_do_not_fill_the_memory() -> None:

@@ -273,8 +273,8 @@ class Redactor:
             self._known = tuple(sorted(known, key=len, reverse=True))
             self._starts = frozenset(secret[:_MIN_HELD] for secret in known)
             self._longest = len(self._known[0])
-            self._fields.clear()
             self._pattern = re.compile("|".join(re.escape(secret) for secret in self._known))
+            self._fields = {}  # a check that runs in another thread may still add to the old one
 
     def share(self, other: "Redactor") -> None:
         """Share the known values of another redactor, including those that it learns later."""
@@ -348,11 +348,12 @@ class Redactor:
 
     def field(self, name: str) -> NameClass | None:
         """Return whether a field holds a secret by its name; None for a name that itself contains a secret."""
-        found = self._fields.get(name)
+        fields = self._fields
+        found = fields.get(name)
         if found is None and len(name) <= _MAX_CACHED and self.text(clean(name)) == name:
-            if len(self._fields) >= _MAX_FIELDS:
-                self._fields.clear()
-            found = self._fields[name] = classify_name(name)
+            if len(fields) >= _MAX_FIELDS:
+                fields.clear()
+            found = fields[name] = classify_name(name)
         return found
 
     def _remove_known(self, text: str) -> str:
@@ -481,7 +482,7 @@ class _RedactedCopy:
                 redacted[name] = self.copy(item, levels)
                 continue
             shown = self._string(name, 0)
-            secret = name == "value" if pair else holds_secret(name, item)
+            secret = key == "value" if pair else holds_secret(name, item)
             redacted[shown] = REDACTED if secret else self._field(name, item, levels)
         return redacted
 
