@@ -16,6 +16,16 @@ def test_agents_are_created_changed_and_removed(bare: Home) -> None:
     assert "+Description: Counts." in tried.stdout and tried.stderr.endswith("Nothing was changed.\n")
     shown = json.loads(bare.run("agents", "show", "cleo", "--json").stdout)
     assert shown["draft"] == {"id": "cleo", "model": "demo", "tools": ["current_time"], "role": "finance"}
+    assert bare.run("agents", "put", "cleo", "--fallback", "ollama/qwen3", "--hand-off", "assistant").returncode == 0
+    assert bare.run("agents", "put", "cleo", "--description", "Counts.").returncode == 0
+    changed = json.loads(bare.run("agents", "show", "cleo", "--json").stdout)["draft"]
+    lists = {"tools": ["current_time"], "fallbacks": ["ollama/qwen3"], "handsOffTo": ["assistant"]}
+    assert changed == shown["draft"] | {"description": "Counts."} | lists
+    emptied = bare.run("agents", "put", "cleo", "--tool", "none", "--fallback", "none", "--hand-off", "none")
+    assert emptied.returncode == 0, emptied.stderr
+    assert not lists.keys() & json.loads(bare.run("agents", "show", "cleo", "--json").stdout)["draft"].keys() - {
+        "tools"
+    }
     assert bare.run("agents", "try", "cleo", "Hello").stdout
     assert "cleo" in bare.run("agents").stdout
     assert "unknown tool 'no_such'" in bare.run("agents", "put", "cleo", "--tool", "no_such").stderr

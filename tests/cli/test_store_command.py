@@ -102,7 +102,7 @@ def test_backup_of_a_running_gateway_is_restored_after_data_loss(home: Home) -> 
         assert home.run("ask", "Remember the boat", "-s", "first").returncode == 0
         done = home.run("store", "backup", "backup.db")
         assert (done.returncode, done.stderr) == (0, "")
-        assert re.fullmatch(rf"Backed up to {copy}: 1 session, 2 messages, 0 audit lines, 0\.\d MB\.\n", done.stdout)
+        assert re.fullmatch(rf"Backed up to {copy}: 1 session, 2 messages, 0 audit rows, 0\.\d MB\.\n", done.stdout)
         home.run("ask", "Too late", "-s", "second")
         refused = home.run("store", "restore", str(copy), "--replace")
         assert refused.returncode == 2 and "another Atlas process" in refused.stderr
@@ -114,7 +114,7 @@ def test_backup_of_a_running_gateway_is_restored_after_data_loss(home: Home) -> 
     done = home.run("store", "restore", str(copy), "--replace")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert lines[0] == f"Restored {home.path / 'atlas.db'} from {copy}: 1 session, 2 messages, 0 audit lines."
+    assert lines[0] == f"Restored {home.path / 'atlas.db'} from {copy}: 1 session, 2 messages, 0 audit rows."
     assert Path(lines[1].removeprefix("The previous database is ").removesuffix(".")).read_bytes() == b"rubbish" * 1000
     again = home.run("ask", "Hello", "-s", "first", "--json")
     assert again.returncode == 0, again.stderr

@@ -260,15 +260,26 @@ def test_init_creates_missing_files_and_keeps_existing_ones(bare: Home) -> None:
     assert settings.workspace == folder / "workspace"
     assert settings.policy is not None
     Policy.load(settings.policy)
-    whole = (folder / "atlas.toml").read_text().replace("# ", "", 1)
-    uncommented = "\n".join(line.removeprefix("# ") if " = " in line else line for line in whole.splitlines()[1:])
-    tomllib.loads(uncommented)
+    assert len(_check_commented_lines(folder / "atlas.toml", bare)) > 50
     (folder / "atlas.toml").write_text("port = 1\n")
     os.remove(folder / "policy.toml")
     second = bare.run("init", "project")
     assert (folder / "atlas.toml").read_text() == "port = 1\n"
     assert (second.stderr.count("kept"), second.stderr.count("created")) == (3, 1)
     assert bare.run("init", "/proc/nowhere").returncode == 2
+
+
+def _check_commented_lines(file: Path, home: Home) -> list[str]:
+    """Load a settings file with each of its commented-out settings in turn; return their names."""
+    whole, found = file.read_text(), list[str]()
+    for match in re.finditer(r"^# (\w+) = .*$", whole, re.MULTILINE):
+        uncommented = whole.replace(match[0], match[0].removeprefix("# "))
+        file.write_text(uncommented)
+        load({}, Environment({"ATLAS_HOME": str(home.path), "ATLAS_CONFIG": str(file)}, dotenv=None), file.parent)
+        assert match[1] in tomllib.loads(uncommented)
+        found.append(match[1])
+    file.write_text(whole)
+    return found
 
 
 def test_init_asks_for_safety_a_model_and_a_first_question(bare: Home) -> None:

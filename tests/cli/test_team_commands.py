@@ -61,6 +61,9 @@ def test_users_and_plans_are_stored(home: Home) -> None:
     assert "expected a link such as" in home.run("users", "accept", "http://127.0.0.1:1/#token=x").stderr
     assert "cannot reach http://127.0.0.1:1: " in home.run("users", "accept", "http://127.0.0.1:1/#invite=x").stderr
     assert home.run("users", "set", "ann", "--role", "admin").stderr == "ann: active, admin.\n"
+    assert home.run("users", "set", "ann", "--status", "suspended").stderr == "ann: suspended, admin.\n"
+    assert home.run("users", "set", "ann", "--role", "member").stderr == "ann: suspended, member.\n"
+    assert home.run("users", "set", "ann", "--role", "admin", "--status", "active").stderr == "ann: active, admin.\n"
     assert home.run("plans", "set", "small", "--tokens", "1000", "--seats", "1").returncode == 0
     assert home.run("plans", "use", "small").returncode == 0
     assert "no seat is left" in home.run("users", "set", "bob").stderr

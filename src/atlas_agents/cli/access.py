@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 from atlas_agents.cli.command import Argument, Group, JsonFlag, Option, command
-from atlas_agents.cli.connect import call, load_settings, read_token
+from atlas_agents.cli.connect import call, load_settings, open_calls, read_token
 from atlas_agents.cli.output import format_age, print_json, print_table
 from atlas_agents.core.errors import ConfigError, Unreachable
 
@@ -126,12 +126,17 @@ def list_users(as_json: JsonFlag = False) -> None:
 @command(users, "set")
 def set_user(
     name: Name,
-    role: Annotated[str, Option(metavar="ROLE", help="The user's role.")] = "member",
-    status: Annotated[str, Option(metavar="STATUS", help="active, invited or suspended.")] = "active",
+    role: Annotated[str | None, Option(metavar="ROLE", help="The user's role; member for a new user.")] = None,
+    status: Annotated[
+        str | None, Option(metavar="STATUS", help="active, invited or suspended; active for a new user.")
+    ] = None,
     dry_run: DryRunFlag = False,
 ) -> None:
-    """Add or change a user. The tokens of a suspended user are rejected."""
-    changed = call("users.put", name=name, role=role, status=status, dry_run=dry_run)
+    """Add a user, or change the given fields. The tokens of a suspended user are rejected."""
+    with open_calls() as gateway:
+        found = next((each for each in gateway("users.list")["users"] if each["name"] == name), {})
+        role, status = role or found.get("role", "member"), status or found.get("status", "active")
+        changed = gateway("users.put", name=name, role=role, status=status, dry_run=dry_run)
     if not _is_preview(changed, dry_run):
         print(f"{name}: {status}, {role}.", file=sys.stderr)
 

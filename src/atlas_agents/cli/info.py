@@ -39,7 +39,8 @@ AgentModelOption = Annotated[
     str | None, Option("--model", metavar="REF", help="Model of the agent; empty for the default.")
 ]
 FallbackOption = Annotated[
-    list[str] | None, Option("--fallback", metavar="REF", help="A model to use if the first fails. Repeatable.")
+    list[str] | None,
+    Option("--fallback", metavar="REF", help="A model to use if the first fails, or none. Repeatable."),
 ]
 AgentEffortOption = Annotated[str | None, Option("--effort", metavar="LEVEL", help="Reasoning effort of its model.")]
 FileOption = Annotated[
@@ -50,7 +51,7 @@ ToolOption = Annotated[
 ]
 RoleOption = Annotated[str | None, Option("--role", metavar="NAME", help="Role that policies see.")]
 HandoffOption = Annotated[
-    list[str] | None, Option("--hand-off", metavar="ID", help="An agent that it may hand off to. Repeatable.")
+    list[str] | None, Option("--hand-off", metavar="ID", help="An agent that it may hand off to, or none. Repeatable.")
 ]
 DryRunFlag = Annotated[bool, Option("--dry-run", help="Show what would change and change nothing.")]
 
@@ -110,12 +111,12 @@ def put(
         "name": name,
         "description": description,
         "model": model,
-        "fallbacks": fallback,
+        "fallbacks": _listed(fallback),
         "effort": effort,
         "instructions": _read_instructions(instructions) if instructions is not None else None,
-        "tools": [] if tool == ["none"] else tool,
+        "tools": _listed(tool),
         "role": role,
-        "handsOffTo": hand_off,
+        "handsOffTo": _listed(hand_off),
     }
     with open_calls() as gateway:
         exists = any(agent["id"] == id for agent in gateway("agents.list")["agents"])
@@ -124,6 +125,11 @@ def put(
         draft |= {key: value for key, value in given.items() if value is not None}
         edited = gateway("agents.put", agent=draft, expected_version=found.get("version"), dry_run=dry_run)
     _print_edit(edited, "Nothing was changed." if dry_run else f"{id}: saved. New chats use it now.")
+
+
+def _listed(values: list[str] | None) -> list[str] | None:
+    """Return the values of a repeatable option; None if it was not given."""
+    return [] if values == ["none"] else values or None
 
 
 @command(agents)
@@ -174,7 +180,7 @@ def _print_edit(edited: dict[str, Any], done: str) -> None:
     if edited.get("diff"):
         print(edited["diff"])
     for warning in edited.get("warnings", ()):
-        print(f"Note: {warning}.", file=sys.stderr)
+        print(f"Note: {warning.rstrip('.')}.", file=sys.stderr)
     if done:
         print(done, file=sys.stderr)
 
@@ -263,7 +269,7 @@ def usage(
     print_table(headers, [_usage_row(row) for row in rows], "No usage was recorded.")
     if budgets := call("limits.get").get("budgets"):
         print()
-        print_table(("budget", "limit", "used", "left", "starts again"), [_budget_row(each) for each in budgets], "")
+        print_table(("budget", "limit", "used", "left", "resets"), [_budget_row(each) for each in budgets], "")
 
 
 def _budget_row(budget: dict[str, Any]) -> tuple[object, ...]:

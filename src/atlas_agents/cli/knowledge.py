@@ -126,7 +126,7 @@ async def _ingest(method: str, *, as_json: bool, **params: Any) -> int:
     if as_json:
         print_json(report)
     else:
-        print(f"{', '.join(counts) or 'nothing to do'}; {report['passages']} passages written.")
+        print(f"{', '.join(counts) or 'nothing to do'}; {plural(report['passages'], 'passage')} written.")
         for each in report.get("skipped", ()):
             print(f"skipped: {printable(each['source'])}: {printable(each['reason'])}", file=sys.stderr)
     return EXIT_FAILED if report.get("skipped") and not counts else EXIT_OK

@@ -326,4 +326,4 @@ def _as_json(summary: "DatabaseSummary") -> dict[str, object]:
 
 def _describe(summary: "DatabaseSummary") -> str:
     sessions, messages = plural(summary.sessions, "session"), plural(summary.messages, "message")
-    return f"{sessions}, {messages}, {plural(summary.audit, 'audit line')}"
+    return f"{sessions}, {messages}, {plural(summary.audit, 'audit row')}"
