@@ -117,7 +117,7 @@ async def test_day_ends_a_daily_budget() -> None:
     clock = VirtualClock(1_794_826_000.0)
     async with open_atlas(Metered(10, 10), budgets="tenant requests=1 per=day", clock=clock) as atlas:
         await atlas.ask("hi")
-        with pytest.raises(BudgetExceeded, match="it starts again at 2026-11-17T00:00Z") as ended:
+        with pytest.raises(BudgetExceeded, match="it resets at 2026-11-17T00:00Z") as ended:
             await atlas.ask("hi")
         assert ended.value.resets_at == 1_794_873_600
         await clock.advance(86_400)

@@ -99,7 +99,7 @@ async def test_budgets_are_shown_counted_and_end_turns(tmp_path: Path) -> None:
         error = await owner.until("chat.error")
         assert error["kind"] == "BudgetExceeded" and "1 model requests per day is used up (1 used)" in error["message"]
         refused = (await owner.request("chat.send", sessionKey="s", message="again"))["error"]
-        assert refused["data"]["kind"] == "LIMIT_EXCEEDED" and "it starts again at" in refused["message"]
+        assert refused["data"]["kind"] == "LIMIT_EXCEEDED" and "it resets at" in refused["message"]
         shown = (await owner.get("limits.get"))["budgets"]
         assert [(each["scope"], each["measure"], each["limit"], each["per"]) for each in shown] == [
             ("user", "requests", 1, "day"),

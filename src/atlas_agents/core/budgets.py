@@ -339,7 +339,7 @@ SharedLimits: TypeAlias = tuple[TokenPlan | None, Sequence[BudgetLimit]]
 
 
 class BudgetStatus(msgspec.Struct, frozen=True):
-    """One limit of a budget: the amounts used and reserved, and when counting starts again (seconds since 1970).
+    """One limit of a budget: the amounts used and reserved, and when they reset (seconds since 1970).
 
     Attributes:
         scope: Whose budget it is: `turn`, `session`, `agent`, `user` or `tenant`.
@@ -348,8 +348,8 @@ class BudgetStatus(msgspec.Struct, frozen=True):
         limit: The limit.
         used: The amount used so far.
         reserved: The amount that running requests may still use.
-        per: Period after which it starts again; None if never.
-        resets_at: When it starts again, in seconds since 1970; None if never.
+        per: Period after which it resets; None if never.
+        resets_at: When it resets, in seconds since 1970; None if never.
     """
 
     scope: str
@@ -755,7 +755,7 @@ class TurnBudget:
         text += " is used up" if used >= limit else " has too little left for the next step"
         text += f" ({spent.split()[0]} used)"
         if resets_at is not None:
-            text += f"; it starts again at {datetime.fromtimestamp(resets_at, UTC):%Y-%m-%dT%H:%M}Z"
+            text += f"; it resets at {datetime.fromtimestamp(resets_at, UTC):%Y-%m-%dT%H:%M}Z"
         return BudgetExceeded(text, scope=scope, measure=measure, limit=limit, used=used, resets_at=resets_at)
 
     # Time

@@ -210,17 +210,17 @@ class QuotaExceeded(AtlasError):
 
 
 class BudgetExceeded(QuotaExceeded):
-    """A budget is used up. The message names the budget, its limit, the amount used and when it starts again.
+    """A budget is used up. The message names the budget, its limit, the amount used and when it resets.
 
     `partial` is the text that the turn had produced, and `resets_at` the time in seconds since 1970, None if never.
 
     Args:
-        message: The budget, its limit, the amount used and when it starts again.
+        message: The budget, its limit, the amount used and when it resets.
         scope: Whose budget it is: `turn`, `session`, `agent`, `user` or `tenant`.
         measure: What is limited: `tokens`, `requests`, `tool_calls`, `dollars` or `seconds`.
         limit: The limit; None if it is not known.
         used: The amount used; None if it is not known.
-        resets_at: When the budget starts again, in seconds since 1970; None if never.
+        resets_at: When the budget resets, in seconds since 1970; None if never.
     """
 
     def __init__(
