@@ -27,9 +27,10 @@ from atlas_agents import (
     user,
 )
 from atlas_agents.agents.stream import AtlasStream
-from atlas_agents.core.store import AcceptRun, AddMessage, Chain, JobRow, PutSession, Schedule, Write
+from atlas_agents.core.errors import StoreLost
+from atlas_agents.core.store import AcceptRun, AddMessage, Chain, JobRow, PutSession, RunRow, Schedule, Write
 from atlas_agents.dispatch.cluster import Cluster
-from atlas_agents.dispatch.locks import LeaderElection
+from atlas_agents.dispatch.locks import LeaderElection, hold_shared_lock, lock_key
 from atlas_agents.dispatch.notifications import CONNECTION_OPTIONS, Notification
 from atlas_agents.dispatch.queue import Queue
 from atlas_agents.storage.postgres import PostgresStore
@@ -369,6 +370,32 @@ async def test_worker_without_its_lock_is_dead_after_a_shorter_time(url: str, sc
         assert sorted(await queue.find_dead_workers(connection, 3.0)) == [locked, killed]
 
 
+async def test_leader_deletes_workers_that_died_long_ago(url: str, schema: str) -> None:
+    async with (
+        asyncio.timeout(TIMEOUT),
+        member(url, schema, Scripted(), executes_runs=False),
+        await psycopg.AsyncConnection.connect(url, autocommit=True) as connection,
+    ):
+        await connection.execute(f"SET search_path = {schema}".encode())
+        await connection.execute(
+            """INSERT INTO procrastinate_workers (last_heartbeat)
+            SELECT now() - age FROM unnest('{1 day, 2 hours, 10 minutes}'::interval[]) AS age"""
+        )
+
+        async def left() -> list[int]:
+            rows = await connection.execute("SELECT id FROM procrastinate_workers ORDER BY id")
+            return [id for (id,) in await rows.fetchall()]
+
+        died_recently = (await left())[-1]
+        async with member(url, schema, Scripted()) as leader:
+
+            async def only_others_left() -> bool:
+                worker = leader.cluster.worker
+                return worker is not None and await left() == [died_recently, worker.id]
+
+            await wait_until(only_others_left)
+
+
 async def test_verdict_of_a_leader_that_was_suspended_meanwhile_is_discarded(
     url: str, schema: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -410,6 +437,134 @@ async def test_verdict_of_a_leader_that_was_suspended_meanwhile_is_discarded(
         assert (await stream.reply()).text == "Done."
 
 
+async def test_no_run_is_taken_from_a_live_worker_when_the_clock_of_the_database_is_set_forward(
+    url: str, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running, may_end, judged_again = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    find, read_clock, ahead, steps = Queue.find_dead_workers, Queue.read_clock, 0.0, 0
+
+    @tool
+    async def slow() -> str:
+        """Waits."""
+        running.set()
+        await may_end.wait()
+        return "over"
+
+    async def find_with_later_clock(
+        queue: Queue, connection: psycopg.AsyncConnection[tuple[object, ...]], unlocked_timeout: float
+    ) -> list[int]:
+        nonlocal ahead, steps
+        steps += running.is_set()
+        if steps == 3:
+            judged_again.set()
+        if steps != 1:
+            return await find(queue, connection, unlocked_timeout)
+        ahead = 60.0
+        ids = await connection.execute(f"SELECT id FROM {schema}.procrastinate_workers".encode())
+        return [id for (id,) in await ids.fetchall() if isinstance(id, int)]  # their heartbeats are a minute old now
+
+    async def read_later_clock(queue: Queue, connection: psycopg.AsyncConnection[tuple[object, ...]]) -> float:
+        return await read_clock(queue, connection) + ahead
+
+    monkeypatch.setattr(Queue, "find_dead_workers", find_with_later_clock)
+    monkeypatch.setattr(Queue, "read_clock", read_later_clock)
+    async with (
+        asyncio.timeout(TIMEOUT),
+        member(url, schema, Scripted(), executes_runs=False) as front,
+        member(url, schema, Scripted(calls("slow"), says("Done.")), [slow], heartbeat_timeout=2.0),
+        await psycopg.AsyncConnection.connect(url, autocommit=True) as connection,
+    ):
+        stream = front.atlas.send("go", session="s")
+        await judged_again.wait()
+        released = await connection.execute(f"SELECT attempts FROM {schema}.procrastinate_jobs".encode())
+        assert await released.fetchall() == [(0,)]
+        may_end.set()
+        assert (await stream.reply()).text == "Done."
+
+
+async def test_leader_whose_connection_is_not_answered_loses_leadership(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("atlas_agents.dispatch.locks._TICK_TIMEOUT", 0.5)
+    lost = asyncio.Event()
+
+    async def hang(connection: psycopg.AsyncConnection[tuple[object, ...]]) -> None:
+        await connection.execute("SELECT pg_sleep(3600)")
+
+    async def nothing() -> None: ...
+
+    async def note() -> None:
+        lost.set()
+
+    election = asyncio.create_task(LeaderElection(url, 9, nothing, hang, note).run())
+    async with asyncio.timeout(TIMEOUT):
+        await lost.wait()
+    election.cancel()
+    await asyncio.gather(election, return_exceptions=True)
+
+
+async def test_worker_releases_its_lock_although_its_runs_cannot_be_stopped(url: str, schema: str) -> None:
+    async def fail(*_: object) -> None:
+        raise StoreLost("stopping fails")
+
+    store = PostgresStore(url, schema=schema)
+    await store.open()
+    await store.close()
+    cluster = Cluster(url, schema=schema)
+    in_memory_atlas(Scripted(), dispatcher=cluster)
+    locks = "SELECT FROM pg_locks WHERE locktype = 'advisory' AND classid = %s"
+    key = lock_key("worker", schema) >> 32 & 0xFFFFFFFF
+    async with asyncio.timeout(TIMEOUT), await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
+
+        async def is_held() -> bool:
+            return bool(await (await connection.execute(locks.encode(), (key,))).fetchall())
+
+        with pytest.raises(StoreLost, match="stopping fails"):
+            async with cluster.join(), cluster.run_worker(fail, fail):
+                await wait_until(is_held)
+        assert not await is_held()
+
+
+async def test_turn_that_is_cancelled_while_a_worker_resumes_it_ends_at_once(
+    url: str, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("atlas_agents.dispatch.cluster._POLL_INTERVAL", 3600.0)
+    read, go_on, stopped = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    @tool
+    async def forever() -> None:
+        """Never ends."""
+        await asyncio.Event().wait()
+
+    async with (
+        asyncio.timeout(TIMEOUT),
+        member(url, schema, Scripted(), [forever], executes_runs=False) as front,
+        member(url, schema, Scripted(calls("forever")), [forever]) as back,
+    ):
+        run_row = back.cluster._executor.run_row
+
+        async def wait_after_reading(run_id: str) -> RunRow | None:
+            row = await run_row(run_id)
+            read.set()
+            await go_on.wait()
+            return row
+
+        monkeypatch.setattr(back.cluster._executor, "run_row", wait_after_reading)
+        back.cluster.subscribe(lambda each: stopped.set() if each.kind == "stop" else None)
+        stream = front.atlas.send("go", session="s")
+        await read.wait()
+        await front.atlas.cancel(stream.stream_id)
+        await stopped.wait()
+        go_on.set()
+        with pytest.raises(Cancelled):
+            await stream.reply()
+
+
+async def test_cluster_uses_a_schema_with_capital_letters(url: str, schema: str) -> None:
+    async with asyncio.timeout(TIMEOUT), member(url, schema.upper(), Scripted(says("Done."))) as worker:
+        assert (await worker.atlas.ask("go", session="s")).text == "Done."
+
+
 async def test_worker_holds_its_lock_until_it_has_finished(url: str, schema: str) -> None:
     held = """SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted
     AND (classid::bigint << 32 | objid::bigint) = %s"""
@@ -434,6 +589,19 @@ async def test_worker_holds_its_lock_until_it_has_finished(url: str, schema: str
 
             await wait_until(is_held_again)
         assert await holders() == []
+
+
+async def test_log_of_a_lost_worker_lock_does_not_speak_of_the_database_lock(
+    url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    key = Queue(url, "atlas", "default").worker_lock(1)
+    async with asyncio.timeout(TIMEOUT), await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
+        await connection.execute("SELECT pg_advisory_lock(%s)", (key,))
+        holding = asyncio.create_task(hold_shared_lock(url, key))
+        await wait_until(lambda: "lock lost" in caplog.text)
+        holding.cancel()
+        await asyncio.gather(holding, return_exceptions=True)
+    assert "database" not in caplog.text
 
 
 async def test_orphaned_runs_wait_for_workers_without_a_heartbeat_since_a_crash_of_postgres(

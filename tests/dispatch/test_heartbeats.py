@@ -29,6 +29,26 @@ def test_late_heartbeats_without_an_outage_do_not_delay_a_takeover() -> None:
         assert all(record.can_judge(30.0 + 2.5 * n + part / 10, HEARTBEAT_TIMEOUT) for part in range(25))
 
 
+def test_clock_of_the_database_that_is_set_forward_gives_live_workers_time_for_a_heartbeat() -> None:
+    record = _record(until=30.0)
+    record.note_clock(29.0, 30.5, 999.0)  # the answer was late
+    record.note_clock(31.0, 31.0, 1_001.0)
+    record.note_clock(31.0, 33.0, 1_002.0)
+    assert record.can_judge(31.0, HEARTBEAT_TIMEOUT)
+    record.note_clock(31.4, 31.4, 1_011.4)
+    assert not any(record.can_judge(31.4 + part / 10, HEARTBEAT_TIMEOUT) for part in range(30))
+    record.add(33.0, has_failed=False)
+    record.note_clock(34.0, 34.0, 1_014.0)
+    assert record.can_judge(34.5, HEARTBEAT_TIMEOUT)
+
+
+def test_clock_of_the_database_that_is_set_back_does_not_delay_a_takeover() -> None:
+    record = _record(until=30.0)
+    record.note_clock(30.0, 30.0, 1_000.0)
+    record.note_clock(31.0, 31.0, 900.0)
+    assert record.can_judge(31.0, HEARTBEAT_TIMEOUT)
+
+
 def test_short_outage_does_not_delay_a_takeover() -> None:
     record = _record(until=30.0)
     record.add(32.0, has_failed=True)

@@ -4,6 +4,9 @@ response arrived."""
 import asyncio
 import contextlib
 import logging
+import os
+import signal
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 
@@ -236,6 +239,60 @@ async def test_released_job_is_fetched_at_once_although_the_clock_of_the_worker_
         assert [each.id for each in await queue.fetch(worker, 1)] == [job.id]
         assert await queue.release_stalled([worker]) == ["first"]
         assert [each.id for each in await queue.fetch(worker, 1)] == [job.id]
+
+
+async def test_worker_sends_heartbeats_although_its_connections_are_not_answered(url: str, schema: str) -> None:
+    async def execute(run_id: str) -> bool:
+        return True
+
+    async with (
+        asyncio.timeout(TIMEOUT),
+        opened(url, schema) as (_, queue),
+        await psycopg.AsyncConnection.connect(url, autocommit=True) as connection,
+    ):
+        queue.heartbeat_timeout = 1.0
+        worker = QueueWorker(queue, execute, 1, lambda: None, ignore_released)
+        running = asyncio.create_task(worker.run())
+        await wait_until(lambda: worker.id is not None)
+        pids = "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'atlas-queue % " + schema + "'"
+        stopped = [pid for (pid,) in await (await connection.execute(pids.encode())).fetchall()]
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            before = time.monotonic() + queue.heartbeat_timeout  # an earlier one may be on its way
+            await wait_until(lambda: time.monotonic() - worker.heartbeat_age > before)
+        finally:
+            for pid in stopped:
+                os.kill(pid, signal.SIGCONT)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await worker.finish(1.0)
+
+
+async def test_run_whose_fetch_is_cancelled_is_released_at_once(
+    url: str, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched, fetch = asyncio.Event(), Queue.fetch
+
+    async def fetch_slowly(queue: Queue, worker: int, limit: int) -> list[Job]:
+        jobs = await fetch(queue, worker, limit)
+        fetched.set()  # on the server; the response has not arrived
+        await asyncio.Event().wait()
+        return jobs
+
+    async def execute(run_id: str) -> bool:
+        return True
+
+    monkeypatch.setattr(Queue, "fetch", fetch_slowly)
+    async with asyncio.timeout(TIMEOUT), opened(url, schema) as (_, queue):
+        await enqueue(url, schema, "first")
+        worker = QueueWorker(queue, execute, 1, lambda: None, ignore_released)
+        running = asyncio.create_task(worker.run())
+        await fetched.wait()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        assert await statuses(url, schema) == ["todo"]
+        await worker.finish(1.0)
 
 
 async def test_queue_reconnects_soon_after_an_outage(schema: str) -> None:

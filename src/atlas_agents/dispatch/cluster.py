@@ -92,6 +92,8 @@ class Cluster:
         self._end_events: dict[str, asyncio.Event] = {}
         self._tasks = BackgroundTasks("cluster", expected=StoreError)
         self._ticks = 0
+        self._stopped: set[str] = set()
+        """Runs that were cancelled while they were being resumed here."""
         self._follow: Follow = self._wait_until_ended
         self._on_notification: list[Callable[[notifications.Notification], None]] = []
         self._on_reconnect: list[Callable[[], None]] = []
@@ -243,14 +245,17 @@ class Cluster:
         finally:
             self._draining = True
             self._members.publish()
-            await services.close()
-            await stop()
-            await worker.finish(2.0)
-            self._worker = self._election = None
+            try:
+                await services.close()
+                await stop()
+            finally:
+                await worker.finish(2.0)
+                self._worker = self._election = None
 
     async def _execute_run(self, run_id: str) -> bool:
         """Execute a run to completion from its last recorded step; False if it has not ended and another worker must
         continue it. A run that another process took over belongs to that process."""
+        self._stopped.discard(run_id)
         row = await self._executor.run_row(run_id)
         if row is None or row.status not in OPEN:
             return True
@@ -259,8 +264,12 @@ class Cluster:
             turn = await self._executor.resume_run(row)
             if turn is None:
                 return True
+            if run_id in self._stopped:  # after its row was read
+                self._stopped.remove(run_id)
+                turn.cancel()
             await self._on_resumed(turn, row)
         await turn.wait_ended()
+        self._stopped.discard(run_id)
         if self._worker is not None and self._worker.has_ended(run_id):
             return True
         found = await self._executor.run_row(run_id)
@@ -287,12 +296,17 @@ class Cluster:
         self._ticks += 1
         if self._ticks % _BACKLOG_TICKS == 1:
             self.backlog = await read_backlog(connection, schema=self._schema, tenant=self._tenant)
-        if (timeout := self._unlocked_timeout()) == math.inf:
+        timeout = self._unlocked_timeout()
+        dead = await self._queue.find_dead_workers(connection, timeout) if timeout < math.inf else []
+        if self._worker is not None:
+            await self._worker.check_clock(connection)
+        if timeout == math.inf:
             return
-        dead = await self._queue.find_dead_workers(connection, timeout)
         if self._unlocked_timeout() <= timeout:  # otherwise Postgres or this process was suspended meanwhile
             with suppress(ConnectorException):
                 await self._reassign_lost_runs(connection, dead)
+                if dead:
+                    await self._queue.forget_workers(connection, dead)
 
     def _unlocked_timeout(self) -> float:
         if self._worker is None or self._election is None:
@@ -362,6 +376,8 @@ class Cluster:
                     ended.set()
             case "stop" if (turn := self._executor.running_turn(notification.id)) is not None:
                 turn.cancel()
+            case "stop" if self._worker is not None and self._worker.held_jobs([notification.id]):
+                self._stopped.add(notification.id)
             case "answer":
                 self._tasks.spawn(self._executor.deliver_answer(notification.id))
             case "job":

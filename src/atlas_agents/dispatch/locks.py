@@ -16,6 +16,8 @@ from atlas_agents.dispatch.notifications import CONNECTION_OPTIONS, deliver_canc
 
 logger = logging.getLogger(__name__)
 _LEADER_INTERVAL = 1.0
+_TICK_TIMEOUT = 30.0
+"""Seconds after which a leader gives up its lead if the server does not answer: a stopped one acknowledges packets."""
 _IDLE_TIMEOUT = "5s"
 """Idle timeout of the leader's session: the server ends the session of a leader that is paused but not gone."""
 _SET_IDLE_TIMEOUTS = """SELECT set_config('idle_session_timeout', %(timeout)s, false),
@@ -33,6 +35,7 @@ set_config('tcp_keepalives_interval', '2', false), set_config('tcp_keepalives_co
 """TCP keepalives, so that the server detects a lost machine within seconds; its own default is two hours."""
 _HELD_EXCLUSIVELY = "another Atlas process uses this database exclusively; stop it, or start every process with --role"
 _HELD_BY_CLUSTER = "a cluster uses this database; connect to one of its gateways, or start this process with --role"
+_WORKER_LOCK_LOST = "worker lock lost: another connection holds it exclusively (see pg_locks); sending heartbeats only"
 
 
 class LeaderElection:
@@ -93,7 +96,8 @@ class LeaderElection:
         while True:
             async with asyncio.timeout(5 * _LEADER_INTERVAL):
                 await connection.execute("SELECT 1")
-            await self._on_tick(connection)
+            async with asyncio.timeout(_TICK_TIMEOUT):
+                await self._on_tick(connection)
             await asyncio.sleep(_LEADER_INTERVAL)
 
 
@@ -122,8 +126,8 @@ def lock_key(*names: str) -> int:
 
 async def hold_shared_lock(url: str, key: int) -> None:
     """Hold a shared lock until cancelled. Postgres releases it as soon as this process ends, also if it is killed."""
-    connection = await _reacquire_lock(url, key, shared=True, interval=_LEADER_INTERVAL)
-    await _hold_lock(url, connection, key, shared=True, interval=_LEADER_INTERVAL)
+    connection = await _reacquire_lock(url, key, _WORKER_LOCK_LOST, shared=True, interval=_LEADER_INTERVAL)
+    await _hold_lock(url, connection, key, _WORKER_LOCK_LOST, shared=True, interval=_LEADER_INTERVAL)
 
 
 @asynccontextmanager
@@ -136,9 +140,10 @@ async def database_lock(
     """
     key = lock_key("tenure", schema, tenant)
     connection = await retry_while_unreachable(lambda: _acquire_lock(url, key, shared=shared, wait=_LOCK_TIMEOUT))
+    held = _HELD_EXCLUSIVELY if shared else _HELD_BY_CLUSTER
     if connection is None:
-        raise ConfigError(_HELD_EXCLUSIVELY if shared else _HELD_BY_CLUSTER)
-    holding = asyncio.create_task(_hold_lock(url, connection, key, shared=shared))
+        raise ConfigError(held)
+    holding = asyncio.create_task(_hold_lock(url, connection, key, f"database lock lost: {held}", shared=shared))
     try:
         yield
     finally:
@@ -169,9 +174,16 @@ async def _acquire_lock(url: str, key: int, *, shared: bool, wait: float = 0.0) 
 
 
 async def _hold_lock(
-    url: str, connection: psycopg.AsyncConnection[Any], key: int, *, shared: bool, interval: float = _LOCK_INTERVAL
+    url: str,
+    connection: psycopg.AsyncConnection[Any],
+    key: int,
+    lost: str,
+    *,
+    shared: bool,
+    interval: float = _LOCK_INTERVAL,
 ) -> None:
-    """Keep the lock until cancelled, reconnecting when the connection is lost."""
+    """Keep the lock until cancelled, reconnecting when the connection is lost. `lost` is logged while another
+    connection holds the lock."""
     while True:
         try:
             while True:
@@ -179,19 +191,21 @@ async def _hold_lock(
                 async with asyncio.timeout(_LOCK_INTERVAL):
                     await connection.execute("SELECT 1")
         except (psycopg.Error, OSError):
-            logger.info("database lock connection lost, reconnecting")
+            logger.info("connection of an advisory lock lost, reconnecting")
         finally:
             await connection.close()
         deliver_cancellation()
-        connection = await _reacquire_lock(url, key, shared=shared, interval=interval)
+        connection = await _reacquire_lock(url, key, lost, shared=shared, interval=interval)
 
 
-async def _reacquire_lock(url: str, key: int, *, shared: bool, interval: float) -> psycopg.AsyncConnection[Any]:
+async def _reacquire_lock(
+    url: str, key: int, lost: str, *, shared: bool, interval: float
+) -> psycopg.AsyncConnection[Any]:
     while True:
         with suppress(psycopg.Error, OSError):
             connection = await _acquire_lock(url, key, shared=shared)
             if connection is not None:
                 return connection
-            logger.error("database lock lost: %s", _HELD_EXCLUSIVELY if shared else _HELD_BY_CLUSTER)
+            logger.error(lost)
         deliver_cancellation()
         await asyncio.sleep(interval)

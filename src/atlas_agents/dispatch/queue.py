@@ -69,6 +69,15 @@ OR last_heartbeat < now() - make_interval(secs => %(unlocked_timeout)s) AND id <
     SELECT objid::bigint FROM pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 1
     AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) AND classid = %(locks)s))"""
 """Workers that sent no heartbeat for some time, or for a shorter time if their lock is gone."""
+_WORKER_TTL = 3600.0
+"""Seconds after its last heartbeat for which a dead worker stays in the table."""
+_FORGET_WORKERS = """
+DELETE FROM procrastinate_workers WHERE id = ANY (ARRAY(
+    SELECT w.id FROM procrastinate_workers w
+    WHERE w.id = ANY (%(dead)s::bigint[]) AND w.last_heartbeat < now() - make_interval(secs => %(ttl)s)
+    AND NOT EXISTS (SELECT 1 FROM procrastinate_jobs j WHERE j.worker_id = w.id AND j.status = 'doing')
+    LIMIT 100 FOR UPDATE SKIP LOCKED))"""
+"""A few at a time: for each, Postgres reads the whole table of jobs. A paused worker that goes on registers again."""
 _HAS_UNCONFIRMED_WORKERS = """
 SELECT EXISTS (SELECT 1 FROM procrastinate_workers
     WHERE last_heartbeat < (SELECT max(at) FROM queue_starts) AND id <> ALL (%(dead)s::bigint[]))"""
@@ -128,6 +137,8 @@ _MISSED_HEARTBEATS = 4
 """Number of missed heartbeats after which a worker is considered dead."""
 _RECONNECT_TIME = 3.0
 """Seconds within which live workers reconnect and send a heartbeat after the database was unreachable."""
+_CLOCK_TOLERANCE = 1.0
+"""Seconds by which the clock of the database may move forward between two checks of the leader."""
 _BUSY_DELAY, _MAX_BUSY_DELAY = 0.002, 0.02
 """Seconds that a worker waits before it fetches: per run that it executes, and at most. Workers with fewer runs fetch
 first, and several new runs are fetched with one statement."""
@@ -155,7 +166,7 @@ class Queue:
         self._migrations = packaged_migrations()
         options = {
             "application_name": application_name(schema, self._migrations),
-            "options": f"-c search_path={schema}",
+            "options": f'-c search_path="{schema}"',
         }
         # By default, the delay between attempts doubles, so workers reconnect long after the database is back, and at
         # different times. An attempt that has failed is repeated instead by `check`, which lets the pool grow again.
@@ -229,6 +240,17 @@ class Queue:
             await self._set_search_path(connection)
             return [id for (id,) in await (await connection.execute(_DEAD_WORKERS, values)).fetchall()]
 
+    async def read_clock(self, connection: psycopg.AsyncConnection[Any]) -> float:
+        """Return the time of the database, in seconds since 1970."""
+        row = await (await connection.execute("SELECT extract(epoch FROM clock_timestamp())::float8")).fetchone()
+        return row[0] if row is not None else 0.0
+
+    async def forget_workers(self, connection: psycopg.AsyncConnection[Any], dead: Sequence[int]) -> None:
+        """Delete the rows of those dead workers that died long ago."""
+        async with connection.transaction():
+            await self._set_search_path(connection)
+            await connection.execute(_FORGET_WORKERS, {"dead": list(dead), "ttl": _WORKER_TTL})
+
     async def release_stalled(self, dead: Sequence[int]) -> list[str]:
         """Release the runs of dead workers and return their ids."""
         execute = self._app.connector.execute_query_all_async
@@ -286,6 +308,8 @@ class HeartbeatRecord:
         self._interval, self._reconnect_time = interval, reconnect_time
         self._outage = -math.inf, started + reconnect_time
         """The last heartbeat before the last outage, and the time at which all live workers have reconnected."""
+        self._clock: float | None = None
+        """The difference between the clock of the database and that of this process, at most."""
 
     def add(self, now: float, *, has_failed: bool) -> None:
         """Add a heartbeat; `has_failed` if attempts before it failed."""
@@ -295,6 +319,15 @@ class HeartbeatRecord:
                 before = self.last
             self._outage = min(before, self.last), now + self._reconnect_time
         self.last = now
+
+    def note_clock(self, asked: float, now: float, clock: float) -> None:
+        """Compare the clock of the database, by which heartbeats are judged, with that of this process. If it was set
+        forward, live workers look dead until they have sent another heartbeat."""
+        forward = 0.0 if self._clock is None else clock - now - self._clock
+        self._clock = clock - asked
+        if forward > _CLOCK_TOLERANCE:
+            logger.warning("clock of the database was set forward: seconds=%.1f", forward)
+            self._outage = -math.inf, now + self._reconnect_time
 
     def unlocked_timeout(self, now: float, connected_for: float) -> float:
         """Return the seconds without a heartbeat after which a worker without its lock is dead: half of the timeout, or
@@ -365,6 +398,12 @@ class QueueWorker:
         outage of the database. The leader has been connected for `connected_for` seconds."""
         return self._heartbeats.unlocked_timeout(time.monotonic(), connected_for)
 
+    async def check_clock(self, connection: psycopg.AsyncConnection[Any]) -> None:
+        """Find out whether the clock of the database was set forward."""
+        asked = time.monotonic()
+        clock = await self._queue.read_clock(connection)
+        self._heartbeats.note_clock(asked, time.monotonic(), clock)
+
     def held_jobs(self, run_ids: Iterable[str]) -> dict[str, int]:
         """Return the jobs of those runs that this worker has fetched."""
         return {run_id: job for run_id in run_ids if (job := self._held.get(run_id)) is not None}
@@ -389,14 +428,17 @@ class QueueWorker:
         self._heartbeat.spawn(self._send_heartbeats(id))  # until `finish`, because runs may outlast this method
         self._heartbeat.spawn(hold_shared_lock(self._queue.url, self._queue.worker_lock(id)))
         self._on_registered()
-        while True:
-            async with self._slots:
-                jobs = await self._next_jobs(id)
-            for job in jobs:
-                await self._slots.acquire()
-                self.fetched += 1
-                self._held[str(job.task_kwargs["run_id"])] = job.id
-                self._runs.spawn(self._run_job(job)).add_done_callback(lambda _: self._slots.release())
+        try:
+            while True:
+                async with self._slots:
+                    jobs = await self._next_jobs(id)
+                for job in jobs:
+                    await self._slots.acquire()
+                    self.fetched += 1
+                    self._held[str(job.task_kwargs["run_id"])] = job.id
+                    self._runs.spawn(self._run_job(job)).add_done_callback(lambda _: self._slots.release())
+        finally:
+            await self._release_unstarted(id)
 
     async def finish(self, limit: float) -> None:
         """Release unfinished runs to other workers and deregister this worker."""
@@ -409,6 +451,15 @@ class QueueWorker:
                 await self._queue.jobs.unregister_worker(self.id)
         except (ConnectorException, TimeoutError) as error:
             logger.warning("worker not deregistered: error=%s", error)
+
+    async def _release_unstarted(self, id: int) -> None:
+        """Release jobs whose fetch was cancelled after the server had assigned them."""
+        with contextlib.suppress(ConnectorException):
+            held = set(self._held.values())
+            for job in await self._queue.list_held(id):
+                if job.id not in held:
+                    await self._queue.release(job)
+                    await self._on_released(str(job.task_kwargs["run_id"]))
 
     async def _next_jobs(self, id: int) -> list[Job]:
         """Wait for jobs, at most as many as this worker has slots for."""
@@ -467,15 +518,16 @@ class QueueWorker:
         while True:
             await asyncio.sleep(delay)
             try:
-                if has_failed:
-                    await self._queue.note_start()
-                if restored := await self._queue.restore(id, self.held_jobs(self._held.keys() - self._deleted)):
-                    logger.warning("jobs put back into the queue after a crash of Postgres: jobs=%d", restored)
-                await self._queue.send_heartbeat(id)
+                async with asyncio.timeout(self._queue.heartbeat_timeout):  # a stopped server acknowledges packets
+                    if has_failed:
+                        await self._queue.note_start()
+                    if restored := await self._queue.restore(id, self.held_jobs(self._held.keys() - self._deleted)):
+                        logger.warning("jobs put back into the queue after a crash of Postgres: jobs=%d", restored)
+                    await self._queue.send_heartbeat(id)
                 self._heartbeats.add(time.monotonic(), has_failed=has_failed)
                 delay, has_failed = interval, False
-            except ConnectorException as error:
-                logger.warning("heartbeat failed: error=%s", error.__cause__ or error)
+            except (ConnectorException, TimeoutError) as error:
+                logger.warning("heartbeat failed: error=%s", error.__cause__ or error or "no response")
                 delay, has_failed = min(interval, _RETRY_DELAY), True
 
 
