@@ -113,6 +113,18 @@ async def test_running_out_ends_the_turn_with_what_there_is_so_far() -> None:
         assert not result.success and "budget" in str(result.error)
 
 
+async def test_callback_that_fails_does_not_replace_the_error_of_a_budget(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(exceeded: BudgetExceeded) -> None:
+        raise ZeroDivisionError
+
+    async with open_atlas(Metered(10, 10), budgets="tenant requests=1 per=day") as atlas:
+        atlas.on_budget_exceeded(fail)
+        await atlas.ask("hi")
+        with pytest.raises(BudgetExceeded):
+            await atlas.ask("hi")
+    assert "callback failed" in caplog.text and "ZeroDivisionError" in caplog.text
+
+
 async def test_day_ends_a_daily_budget() -> None:
     clock = VirtualClock(1_794_826_000.0)
     async with open_atlas(Metered(10, 10), budgets="tenant requests=1 per=day", clock=clock) as atlas:

@@ -308,6 +308,32 @@ async def test_tool_may_modify_its_arguments_without_changing_history() -> None:
         assert result.intermediate[0].tool_calls[0].arguments == {"items": [["one"]], "box": {"x": [1]}}
 
 
+def sender_of(arguments: dict[str, Any]) -> str:
+    return "mail: " + arguments["sender"]
+
+
+async def async_sender_of(arguments: dict[str, Any]) -> str:
+    return sender_of(arguments)
+
+
+@pytest.mark.parametrize("function", [sender_of, async_sender_of])
+async def test_source_of_a_result_comes_from_a_function_and_its_failure_counts_as_untrusted(
+    function: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    @tool(untrusted=function)
+    async def read_mail(id: int, sender: str | None = None) -> str:
+        """Read a mail."""
+        return f"mail {id}"
+
+    model = Scripted(calls("read_mail", id=1, sender="eve"), calls("read_mail", id=2), says("ok"))
+    async with in_memory_atlas(model, [read_mail]) as atlas:
+        result = await atlas.run("go")
+        rows = await atlas.audit.records("default")
+    assert [step.status for step in result.steps] == ["ok", "ok"]
+    assert [row.entry.meta["untrusted"] for row in rows] == ["mail: eve", "read_mail"]
+    assert "untrusted failed: tool=read_mail" in caplog.text and "KeyError" in caplog.text
+
+
 # Parallel calls
 
 

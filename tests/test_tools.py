@@ -780,6 +780,18 @@ def test_error_names_an_unresolved_type() -> None:
             lambda: Tool("a", print, effect="loud"),  # pyrefly: ignore[bad-argument-type] - wrong on purpose
             "effect of tool 'a' must be one of pure, keyed, unsafe",
         ),
+        (
+            lambda: Tool("a", print, confirm="always"),  # pyrefly: ignore[bad-argument-type] - wrong on purpose
+            "confirm of tool 'a' must be True, False or a function, got 'always'",
+        ),
+        (
+            lambda: Tool("a", print, sends=1),  # pyrefly: ignore[bad-argument-type] - wrong on purpose
+            "sends of tool 'a' must be True, False or a function, got 1",
+        ),
+        (
+            lambda: Tool("a", print, untrusted=True),  # pyrefly: ignore[bad-argument-type] - wrong on purpose
+            "untrusted of tool 'a' must be a text or a function, got True",
+        ),
     ],
 )
 def test_invalid_tool_definition_is_rejected(make: Callable[[], Tool], complaint: str) -> None:

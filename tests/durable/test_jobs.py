@@ -381,6 +381,20 @@ async def test_concurrent_jobs_are_limited_and_start_by_urgency() -> None:
     ]
 
 
+async def test_callbacks_that_fail_do_not_stop_the_jobs(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    atlas = team(agent("lead", delegate("w", "0"), says("Asked."), says("ok")), agent("w", says("done")))
+    atlas.jobs.on_change(fail)
+    atlas.jobs.on_turn(fail)
+    async with asyncio.timeout(TIMEOUT), run_jobs(atlas):
+        await atlas.ask("go")
+        (job,) = await wait_until_settled(atlas, "done")
+    assert job.result == "done"
+    assert "callback failed" in caplog.text and "ZeroDivisionError" in caplog.text
+
+
 async def test_delegation_requires_a_store() -> None:
     atlas = Atlas([agent("a", delegate("b"), says("I do it myself.")), agent("b")])
     reply = await atlas.ask("go")

@@ -269,7 +269,7 @@ async def test_folder_that_becomes_protected_after_the_check_is_not_written(tmp_
     assert callable(confirm)
 
     def swapping(arguments: dict[str, Any]) -> bool:
-        found = confirm(arguments)
+        found = bool(confirm(arguments))
         (tmp_path / "plain").rmdir()
         (tmp_path / "plain").symlink_to(".git")
         return found

@@ -18,7 +18,7 @@ from atlas_agents.agents.run import decode_options
 from atlas_agents.agents.schedules import Schedules
 from atlas_agents.agents.stream import AtlasStream
 from atlas_agents.core import errors, store
-from atlas_agents.core.aio import Alarm, BackgroundTasks
+from atlas_agents.core.aio import Alarm, BackgroundTasks, notify
 from atlas_agents.core.messages import UNTRUSTED, Message, user
 from atlas_agents.core.telemetry import AGENT_ID, JOB_ATTEMPTS, JOB_ID, JOB_KIND, JOB_STATE, Span, job_traceparent
 from atlas_agents.core.tenancy import TeamServices
@@ -228,7 +228,7 @@ class Jobs:
         if self._last_states.get(job.id) != job.state:
             self._last_states[job.id] = job.state
             for callback in self._on_change:
-                callback(job)
+                notify(callback, job)
         if job.state not in store.OPEN_JOB:
             self._last_states.pop(job.id, None)
             for waiter in self._waiters.pop(job.id, ()):
@@ -237,7 +237,7 @@ class Jobs:
 
     def _publish_turn(self, stream: AtlasStream, agent_id: str) -> None:
         for callback in self._on_turn:
-            callback(stream, agent_id)
+            notify(callback, stream, agent_id)
 
 
 class JobExecutor:

@@ -44,6 +44,14 @@ async def invoke(function: Callable[..., Any], *arguments: Any) -> Any:
     return await result if inspect.isawaitable(result) else result
 
 
+def notify(callback: Callable[..., object], *arguments: Any) -> None:
+    """Call a user's callback. An exception that it raises is logged, and does not affect the caller."""
+    try:
+        callback(*arguments)
+    except Exception as error:
+        logger.error("callback failed: callback=%r", callback, exc_info=error)
+
+
 class Closable(Protocol):
     """An object with connections or processes that belong to an event loop."""
 

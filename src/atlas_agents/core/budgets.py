@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, cast, get_args
 import msgspec
 
 from atlas_agents.core import store
-from atlas_agents.core.aio import Alarm, Clock, finish_despite_cancel, utc_day
+from atlas_agents.core.aio import Alarm, Clock, finish_despite_cancel, notify, utc_day
 from atlas_agents.core.errors import BudgetExceeded, BudgetUnavailable, ConfigError
 from atlas_agents.core.events import Usage
 from atlas_agents.core.store import MEASURES, NOTHING, Amounts, BudgetLimit
@@ -735,7 +735,7 @@ class TurnBudget:
         """Return the error for a budget that is used up; the turn does not call its model again."""
         self.exhausted = self._describe(refusal)
         for callback in self._book.on_exceeded:
-            callback(self.exhausted)
+            notify(callback, self.exhausted)
         return self.exhausted
 
     def _describe(self, refusal: BudgetUnavailable) -> BudgetExceeded:

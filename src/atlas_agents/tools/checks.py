@@ -233,9 +233,9 @@ def _decline_on_failure(approved: Approved, scope: ToolScope) -> Generator[None]
 
 async def _must_ask(approved: Approved) -> bool:
     confirm = approved.tool.confirm
-    if approved.tainted or approved.verdict.cell == "ask" or confirm is True:
+    if approved.tainted or approved.verdict.cell == "ask":
         return True
-    return bool(await call_user(confirm, copy_json(approved.call.arguments))) if callable(confirm) else False
+    return bool(await call_user(confirm, copy_json(approved.call.arguments)) if callable(confirm) else confirm)
 
 
 async def _find_command_rule(approved: Approved, scope: ToolScope) -> Verdict | None:

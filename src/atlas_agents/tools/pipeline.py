@@ -406,7 +406,7 @@ class ToolCallExecution:
             if result.status == "unknown" and result is not self.result:
                 result = await self._query_unknown(result)
             ran_ok = result.status == "ok"
-            result = self._with_source(result, error)
+            result = await self._with_source(result, error)
             if self._scope.hooks is not None:
                 result = await self._apply_after_hooks(self._scope.hooks, result)
             self._recorded = result = await self._record(result, ran_ok=ran_ok)
@@ -444,7 +444,7 @@ class ToolCallExecution:
             value = {"edited_arguments": call.arguments, "result": value}
         return ToolResult(call.id, "ok", self._scope.governance.redactor.remove_known(value))
 
-    def _with_source(self, result: ToolResult, error: Exception | None) -> ToolResult:
+    async def _with_source(self, result: ToolResult, error: Exception | None) -> ToolResult:
         """Mark the result of a call that was run, also if it failed, with the source of its untrusted content."""
         decision = self._decision
         if isinstance(error, ToolFault) and not error.untrusted:
@@ -452,10 +452,19 @@ class ToolCallExecution:
         known = decision.known_result if isinstance(decision, Rejected) else None
         if (self._attempt is None and known is None) or decision.tool is None:
             return result
-        source = self._source or decision.tool.untrusted_source(decision.call.arguments)
+        source = self._source or await self._find_source(decision.tool)
         if source:
             source = self._scope.governance.redactor.text(self._source or one_line(source, MAX_NOTE))
         return msgspec.structs.replace(result, untrusted=source) if source else result
+
+    async def _find_source(self, tool: Tool) -> str:
+        """Return the source that the tool declares. If its function fails, the result counts as untrusted."""
+        try:
+            return await tool.find_source(self._decision.call.arguments)
+        except Exception as error:  # noqa: BLE001 - a user's function; the call must be recorded all the same
+            trace = self._scope.governance.redactor.trace(error, find_secrets(self._decision.call.arguments))
+            logger.error("untrusted failed: tool=%s run=%s\n%s", tool.name, self._scope.run_id, trace)
+            return tool.name
 
     def _mark_untrusted(self, source: str) -> None:
         known = self._source.split("; ") if self._source else []

@@ -4,7 +4,7 @@ import copy
 import inspect
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from functools import cached_property, partial, update_wrapper
 from pathlib import PurePath
@@ -25,7 +25,7 @@ from typing import (
 
 import msgspec
 
-from atlas_agents.core.aio import is_async
+from atlas_agents.core.aio import invoke, is_async
 from atlas_agents.core.errors import BadTool, DuplicateTool, NotPermitted, ToolFailed, ToolFault
 from atlas_agents.core.json import copy_json
 from atlas_agents.core.messages import Conversation, ToolSpec
@@ -45,7 +45,7 @@ from atlas_agents.tools.worker_codec import find_unsendable
 
 Function: TypeAlias = Callable[..., Any]
 Effect: TypeAlias = Literal["pure", "keyed", "unsafe"]
-Confirm: TypeAlias = bool | Callable[[dict[str, Any]], bool]
+Confirm: TypeAlias = bool | Callable[[dict[str, Any]], bool | Awaitable[bool]]
 Reconcile: TypeAlias = Callable[..., Any]
 Preview: TypeAlias = Callable[[dict[str, Any]], Any]
 """Sync or async; returns the text shown to the person who approves a call with these arguments."""
@@ -55,8 +55,9 @@ Argv: TypeAlias = Callable[[dict[str, Any]], Any]
 """Sync or async; returns the argument vector of a call that runs exactly one program, else None."""
 Binds: TypeAlias = Callable[[dict[str, Any]], Any]
 """Sync or async; returns the facts that a call depends on besides its arguments, as plain JSON."""
-Untrusted: TypeAlias = str | Callable[[dict[str, Any]], str]
-"""Kind of content by others, such as `web`, or a function of the arguments that returns its source, `web: host`."""
+Untrusted: TypeAlias = str | Callable[[dict[str, Any]], str | Awaitable[str]]
+"""Kind of content by others, such as `web`, or a sync or async function of the arguments that returns its source,
+`web: host`."""
 Sends: TypeAlias = bool | Callable[[dict[str, Any], Conversation], Any]
 """Whether a call sends data out; a sync or async function decides by the arguments and the conversation."""
 Locate: TypeAlias = Callable[[dict[str, Any]], str]
@@ -160,7 +161,8 @@ class Tool:
         self.description = description or read_docstring(chosen)[0]
         self.timeout = _check_timeout(name, timeout)
         self.permissions = (permissions,) if isinstance(permissions, str) else tuple(permissions)
-        self.confirm, self.in_process = confirm, _check_in_process(name, in_process, chosen)
+        self.confirm, self.sends = _check_flag(name, "confirm", confirm), _check_flag(name, "sends", sends)
+        self.in_process = _check_in_process(name, in_process, chosen)
         self.effect: Effect = _check_effect(name, effect)
         self.reconcile = reconcile
         """Finds out, by its idempotency key, whether an interrupted call took effect."""
@@ -170,9 +172,8 @@ class Tool:
         """Returns facts that an approval is bound to; called when asking and again right before the tool acts."""
         self.argv = argv
         """Returns the argument vector that the command rules of a policy are matched against."""
-        self.untrusted, self.sends, self.when_tainted = untrusted, sends, _check_tainted(name, when_tainted)
-        self.is_async = _runs_on_loop(chosen)
-        self._single_input = parameters is None and described is None
+        self.untrusted, self.when_tainted = _check_untrusted(name, untrusted), _check_tainted(name, when_tainted)
+        self.is_async, self._single_input = _runs_on_loop(chosen), parameters is None and described is None
         if described:
             self.parameters: dict[str, Any] = described[0]
             self._convert, self._context = described[1], described[2]
@@ -254,10 +255,10 @@ class Tool:
     def _context_first(self) -> bool:
         return self._context is not None and next(iter(inspect.signature(self.function).parameters)) == self._context
 
-    def untrusted_source(self, arguments: dict[str, Any]) -> str:
+    async def find_source(self, arguments: dict[str, Any]) -> str:
         """Internal: return the source of untrusted content in the result of a call; empty if the result is trusted."""
         if callable(self.untrusted):
-            return self.untrusted(copy_json(arguments))
+            return str(await invoke(self.untrusted, copy_json(arguments)))
         return f"{self.untrusted}: {self.name}" if self.untrusted else ""
 
     def named(self, name: str) -> "Tool":
@@ -441,6 +442,7 @@ class ToolOptions(TypedDict, total=False):
 P = ParamSpec("P")
 Q = ParamSpec("Q")
 R_co = TypeVar("R_co", covariant=True)
+T = TypeVar("T")
 
 
 class FunctionTool(Tool, Generic[P, R_co]):
@@ -667,6 +669,18 @@ def _check_callables(name: str, **given: object) -> None:
     for option, value in given.items():
         if value is not None and not callable(value):
             raise BadTool(f"{option} of tool {name!r} must be a function, got {value!r}")
+
+
+def _check_flag(name: str, option: str, value: T) -> T:
+    if not isinstance(value, bool) and not callable(value):
+        raise BadTool(f"{option} of tool {name!r} must be True, False or a function, got {value!r}")
+    return value
+
+
+def _check_untrusted(name: str, given: Untrusted) -> Untrusted:
+    if not isinstance(given, str) and not callable(given):
+        raise BadTool(f"untrusted of tool {name!r} must be a text or a function, got {given!r}")
+    return given
 
 
 def _check_in_process(name: str, in_process: bool | None, function: Function) -> bool | None:
