@@ -35,6 +35,28 @@ def test_url_after_the_name_is_recognised(home: Home) -> None:
     assert "more" not in file.read_text()
 
 
+def test_secrets_are_stored_in_the_secret_file_without_a_gateway(home: Home) -> None:
+    header = ("--header", "Authorization=Bearer s3cret-value")
+    assert home.run("mcp", "add", "gh", "https://api.example/mcp", *header).returncode == 0
+    added = home.run("mcp", "add", "db", "--env", "API_KEY=s3cret-key", "--env", "MODE=${MODE:-plain}", "--", "tool")
+    assert added.returncode == 0, added.stderr
+    content = (home.path / "workspace" / "mcp.json").read_text()
+    assert "s3cret" not in content and "${MCP_GH_AUTHORIZATION}" in content
+    secrets = home.path / "secrets.json"
+    stored = {"MCP_GH_AUTHORIZATION": "Bearer s3cret-value", "MCP_DB_API_KEY": "s3cret-key"}
+    assert json.loads(secrets.read_text())["mcp"] == stored
+    assert secrets.stat().st_mode & 0o077 == 0
+    assert "header Authorization=••••" in home.run("mcp", "show", "gh").stdout
+    shown = home.run("mcp", "show", "db").stdout
+    assert "env API_KEY=••••" in shown and "env MODE=${MODE:-plain}" in shown
+
+
+def test_secret_written_into_the_file_is_not_shown(home: Home) -> None:
+    entry = {"url": "https://api.example/mcp", "headers": {"Authorization": "Bearer s3cret-value"}}
+    (home.path / "workspace" / "mcp.json").write_text(json.dumps({"mcpServers": {"gh": entry}}))
+    assert "header Authorization=••••" in home.run("mcp", "show", "gh").stdout
+
+
 @pytest.mark.slow
 def test_server_is_added_approved_and_tested(home: Home) -> None:
     folder = str(home.folder / "s")

@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from atlas_agents.cli.command import EXIT_FAILED, EXIT_OK, Argument, Group, JsonFlag, Option, YesFlag, command, confirm
@@ -318,8 +317,6 @@ def _oauth_entry(client_id: str | None, client_secret: str | None, callback_port
 
 def _add_entry(server: str, entry: dict[str, Any]) -> None:
     """Add an entry through the running gateway, or to the file; ConfigError if the name is taken."""
-    from atlas_agents.mcp.config import read_servers
-
     exists = ConfigError(f"server {server!r} already exists; run: atlas mcp remove {server}")
     with running_calls() as call:
         if call is not None:
@@ -328,10 +325,10 @@ def _add_entry(server: str, entry: dict[str, Any]) -> None:
             for warning in call("mcp.put", name=server, entry=entry).get("warnings", ()):
                 print(f"! {warning}", file=sys.stderr)
             return
-    workspace = load_settings().workspace
-    if server in read_servers(workspace):
+    servers = _open_servers()
+    if server in servers.configs:
         raise exists
-    _write_entry(workspace, server, entry)
+    _write_entry(servers, server, entry)
 
 
 @command(app)
@@ -348,7 +345,7 @@ def remove(server: Name) -> None:
 def _remove_stored(server: str) -> None:
     servers = _open_servers()
     found = _find(servers, server)
-    _write_entry(servers.workspace, server, None)
+    _write_entry(servers, server, None)
     servers.approved.revoke(found)
     (servers.approved.folder / f"login-{server}.json").unlink(missing_ok=True)
 
@@ -397,12 +394,12 @@ def _find(servers: "Servers", name: str) -> "ServerConfig":
 
 
 def _describe_entry(server: "ServerConfig") -> str:
-    from atlas_agents.mcp.config import reveal_invisible
+    from atlas_agents.mcp.config import mask, reveal_invisible
 
     entry = server.entry
     lines = [reveal_invisible(entry.text)]
-    lines += [f"env {reveal_invisible(key)}={reveal_invisible(value)}" for key, value in entry.env.items()]
-    lines += [f"header {reveal_invisible(key)}={reveal_invisible(value)}" for key, value in entry.headers.items()]
+    lines += [f"env {reveal_invisible(key)}={reveal_invisible(mask(value))}" for key, value in entry.env.items()]
+    lines += [f"header {reveal_invisible(key)}={reveal_invisible(mask(value))}" for key, value in entry.headers.items()]
     lines += [f"logs in as the client {reveal_invisible(entry.oauth.client_id)}"] if entry.oauth else []
     lines += [f"in {reveal_invisible(entry.cwd)}"] if entry.cwd else []
     lines += [f"without side effects: {reveal_invisible(', '.join(entry.pure))}"] if entry.pure else []
@@ -443,15 +440,22 @@ def _changes(approval: "Approval", tools: "tuple[DiscoveredTool, ...]") -> list[
     ]
 
 
-def _write_entry(workspace: Path, name: str, entry: dict[str, Any] | None) -> None:
-    """Write mcp.json with this entry, or without it; ConfigError if the result would be invalid."""
-    from atlas_agents.core.paths import write_file
-    from atlas_agents.mcp.config import change_entry, parse_servers
+def _write_entry(servers: "Servers", name: str, entry: dict[str, Any] | None) -> None:
+    """Write mcp.json with this entry, or without it; ConfigError if the result would be invalid.
 
-    path = workspace / _FILE
-    workspace.mkdir(parents=True, exist_ok=True)
+    Secrets go to the secret file; the entry refers to them.
+    """
+    from atlas_agents.core.paths import write_file
+    from atlas_agents.mcp.config import change_entry, extract_secrets, parse_servers
+
+    path, secrets = servers.workspace / _FILE, dict[str, str]()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if entry is not None:
+        extract_secrets(name, entry, {}, secrets)
     content = change_entry(path.read_bytes() if path.exists() else b"", path, name, entry)
     parse_servers(content, path)
+    if secrets:
+        servers.environment.put(secrets)
     write_file(path, content, mode=0o666)
 
 

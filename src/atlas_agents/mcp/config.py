@@ -22,6 +22,8 @@ from atlas_agents.core.paths import SECRETS_FILE, SettingLookup, make_private_fo
 from atlas_agents.core.text import is_hidden
 
 FILE_NAME = "mcp.json"
+MASK = "••••"
+"""Shown instead of a secret."""
 MAX_SIZE = 256 * 1024
 _SERVER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
 _OF_CLIENTS = "client"
@@ -237,6 +239,36 @@ def _check_oauth(entry: ServerEntry, oauth: OAuthClient, where: str) -> None:
 def secret_variable(server: str, key: str) -> str:
     """Return the name of the variable under which a value of an entry is stored in the secret file."""
     return re.sub(r"[^A-Z0-9_]", "_", f"MCP_{server}_{key}".upper())
+
+
+def mask(value: str) -> str:
+    """Hide a value, unless it is empty or a reference to a variable of the owner's."""
+    return value if not value or ("${" in value and "${MCP_" not in value) else MASK
+
+
+def extract_secrets(server: str, entry: dict[str, Any], before: dict[str, Any], secrets: dict[str, str]) -> None:
+    """Replace the secrets of an entry by references, and add them to `secrets` by variable.
+
+    A masked value refers to the same variable as in the entry `before`.
+    """
+    for key in ("env", "headers"):
+        if key in entry:
+            values, old = entry[key], before.get(key, {})
+            entry[key] = {each: _refer(server, each, value, old, secrets) for each, value in values.items()}
+    if "oauth" in entry:
+        key, oauth, old = "clientSecret", entry["oauth"], before.get("oauth", {})
+        oauth[key] = _refer(server, "client_secret", oauth.get(key, ""), {"client_secret": old.get(key, "")}, secrets)
+        entry["oauth"] = {each: value for each, value in oauth.items() if value}
+
+
+def _refer(server: str, key: str, value: str, old: dict[str, str], secrets: dict[str, str]) -> str:
+    if value == MASK and key in old:
+        return old[key]
+    if "${" in value or not value:
+        return value
+    variable = secret_variable(server, key)
+    secrets[variable] = value
+    return f"${{{variable}}}"
 
 
 class StoredSecrets:

@@ -26,7 +26,6 @@ from atlas_agents.mcp.programs import describe_program
 from atlas_agents.mcp.servers import Servers, describe_start, wrap_tool
 from atlas_agents.tools.redact import find_stored_secrets
 
-MASK = "••••"
 _STATES: dict[str, wire.McpStatus] = {"disabled": "disabled", "not approved": "not-approved"}
 _LOGIN = "requires a login"
 
@@ -457,15 +456,10 @@ def _entry_shape(entry: dict[str, Any]) -> wire.McpEntryShape:
     shown = {key: value for key, value in entry.items() if key in wire.McpEntryShape.__struct_fields__}
     for key in ("env", "headers"):
         if key in shown:
-            shown[key] = {name: _mask(value) for name, value in shown[key].items()}
+            shown[key] = {name: config.mask(value) for name, value in shown[key].items()}
     if "oauth" in shown:
-        shown["oauth"] = {**shown["oauth"], "clientSecret": _mask(shown["oauth"].get("clientSecret", ""))}
+        shown["oauth"] = {**shown["oauth"], "clientSecret": config.mask(shown["oauth"].get("clientSecret", ""))}
     return msgspec.convert(shown, wire.McpEntryShape)
-
-
-def _mask(value: str) -> str:
-    """Hide a value, unless it is empty or a reference to a variable of the owner's."""
-    return value if not value or ("${" in value and "${MCP_" not in value) else MASK
 
 
 def _merge_entry(
@@ -475,25 +469,8 @@ def _merge_entry(
     known = wire.McpEntryShape.__struct_fields__
     merged = {key: value for key, value in before.items() if key not in known}
     written: dict[str, Any] = msgspec.to_builtins(entry)
-    for key in ("env", "headers"):
-        if key in written:
-            values, old = written[key], before.get(key, {})
-            written[key] = {each: _refer(name, each, value, old, secrets) for each, value in values.items()}
-    if "oauth" in written:
-        key, oauth, old = "clientSecret", written["oauth"], before.get("oauth", {})
-        oauth[key] = _refer(name, "client_secret", oauth.get(key, ""), {"client_secret": old.get(key, "")}, secrets)
-        written["oauth"] = {each: value for each, value in oauth.items() if value}
+    config.extract_secrets(name, written, before, secrets)
     return {**written, **merged}
-
-
-def _refer(name: str, key: str, value: str, old: dict[str, str], secrets: dict[str, str]) -> str:
-    if value == MASK and key in old:
-        return old[key]
-    if "${" in value or not value:
-        return value
-    variable = config.secret_variable(name, key)
-    secrets[variable] = value
-    return f"${{{variable}}}"
 
 
 def _check_entry(content: bytes, path: Path, name: str, servers: Servers, secrets: dict[str, str]) -> list[str]:
