@@ -51,6 +51,13 @@ def test_secrets_are_stored_in_the_secret_file_without_a_gateway(home: Home) -> 
     assert "env API_KEY=••••" in shown and "env MODE=${MODE:-plain}" in shown
 
 
+def test_secrets_are_removed_with_the_server_without_a_gateway(home: Home) -> None:
+    for name in ("gh", "db"):
+        assert home.run("mcp", "add", name, "--env", f"API_KEY=s3cret-{name}", "--", "tool").returncode == 0
+    assert home.run("mcp", "remove", "gh").returncode == 0
+    assert json.loads((home.path / "secrets.json").read_text())["mcp"] == {"MCP_DB_API_KEY": "s3cret-db"}
+
+
 def test_secret_written_into_the_file_is_not_shown(home: Home) -> None:
     entry = {"url": "https://api.example/mcp", "headers": {"Authorization": "Bearer s3cret-value"}}
     (home.path / "workspace" / "mcp.json").write_text(json.dumps({"mcpServers": {"gh": entry}}))

@@ -333,7 +333,7 @@ def _add_entry(server: str, entry: dict[str, Any]) -> None:
 
 @command(app)
 def remove(server: Name) -> None:
-    """Remove a server from mcp.json, with its approval and its login."""
+    """Remove a server from mcp.json, with its approval, its login and its secrets."""
     with running_calls() as call:
         if call is None:
             _remove_stored(server)
@@ -347,6 +347,7 @@ def _remove_stored(server: str) -> None:
     found = _find(servers, server)
     _write_entry(servers, server, None)
     servers.approved.revoke(found)
+    servers.environment.remove(server)
     (servers.approved.folder / f"login-{server}.json").unlink(missing_ok=True)
 
 
