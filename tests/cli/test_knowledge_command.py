@@ -19,6 +19,8 @@ def test_documents_are_added_listed_searched_refreshed_and_removed(home: Home, t
     assert (added.returncode, added.stdout) == (0, "2 added; 2 passages written.\n"), added.stderr
     again = home.run("knowledge", "add", str(docs), "-c", "animals", "--json")
     assert json.loads(again.stdout)["unchanged"] == 2
+    without = home.run("knowledge", "add", str(docs))
+    assert without.stdout == "2 unchanged; 0 passages written.\n", "the category is kept"
     found = home.run("knowledge", "search", "animals with tusks", "--limit", "1")
     assert "Sea > Walrus  (docs/sea.md line 5)\n      A walrus has two tusks." in found.stdout
     nothing = home.run("knowledge", "search", "tusks", "--category", "cars")

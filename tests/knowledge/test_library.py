@@ -119,6 +119,19 @@ async def test_category_is_stored_and_can_be_changed(knowledge: Knowledge, tmp_p
     assert [each.collection for each in await knowledge.documents(T, category="land")] == ["land"]
 
 
+async def test_category_is_kept_if_none_is_given(knowledge: Knowledge, tmp_path: Path) -> None:
+    write(tmp_path, a_md="walrus", b_md="narwhal")
+    await knowledge.add(T, str(tmp_path), category="sea")
+    assert (await knowledge.add(T, str(tmp_path))).unchanged == 2
+    write(tmp_path, a_md="octopus", b_md="narwhal", c_md="dolphin", d_md="narwhal")
+    report = await knowledge.add(T, str(tmp_path))
+    assert (report.changed, report.unchanged, report.added, report.duplicates) == (1, 1, 1, 1)
+    assert {each.collection for each in await knowledge.documents(T)} == {"sea"}, "also of the new document"
+    (tmp_path / "other").mkdir()
+    await knowledge.add(T, str(write(tmp_path / "other", e_md="narwhal")))
+    assert [Path(each.source).name for each in await knowledge.documents(T, category="general")] == ["e.md"]
+
+
 async def test_another_embedder_reads_everything_again(tmp_path: Path) -> None:
     store = MemoryStore()
     write(tmp_path, a_md="walrus")

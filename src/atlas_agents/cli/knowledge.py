@@ -23,8 +23,9 @@ CategoryOption = Annotated[
 async def add(
     source: Annotated[str, Argument(metavar="SOURCE", help="A folder, a file or a URL.")],
     category: Annotated[
-        str, Option("--category", "-c", metavar="NAME", help="The category of the documents.")
-    ] = "general",
+        str | None,
+        Option("--category", "-c", metavar="NAME", help="The category of the documents; general for a new source."),
+    ] = None,
     as_json: JsonFlag = False,
 ) -> int:
     """Add Markdown, text, HTML, PDF and Word files, or a web page.

@@ -224,14 +224,20 @@ class Knowledge:
         return await self._searcher.search(tenant, Where("knowledge", category), query, max_results)
 
     async def add(
-        self, tenant: str, source: str, *, category: str = CATEGORY, user: str = "", on_progress: OnProgress = _ignore
+        self,
+        tenant: str,
+        source: str,
+        *,
+        category: str | None = None,
+        user: str = "",
+        on_progress: OnProgress = _ignore,
     ) -> Report:
         """Import a file, a folder or a URL. Unchanged documents are kept; documents that disappeared from a folder
-        added before are removed."""
+        added before are removed. Without a category, documents keep theirs, and new ones get that of their folder."""
         items = await self._sources.find(source)
         root = items[0].root
         async with self._import_lock(tenant):
-            report = await self._import_items(tenant, items, category or CATEGORY, user, on_progress)
+            report = await self._import_items(tenant, items, category or None, user, on_progress)
             present = {item.source for item in items}
             for document in [each async for each in self._iterate_documents(tenant)]:
                 if document_details(document).root == root and document.source not in present:
@@ -303,16 +309,20 @@ class Knowledge:
             await self._embedder.close()
 
     async def _import_items(
-        self, tenant: str, items: Sequence[Item], category: str, user: str, on_progress: OnProgress
+        self, tenant: str, items: Sequence[Item], category: str | None, user: str, on_progress: OnProgress
     ) -> Report:
         report = Report()
-        known = {each.hash: each async for each in self._iterate_documents(tenant, category)}
+        present = [each async for each in self._iterate_documents(tenant, category)]
+        known = {(each.collection, each.hash): each for each in present}
+        kept = {each.source: each.collection for each in present}
+        of_root = (each.collection for each in present if document_details(each).root == items[0].root)
+        default = category or next(of_root, CATEGORY)
         for done, item in enumerate(items):
             progress = Progress(done, len(items), item.name, report.passages)
             on_progress(progress)
             on_stored = partial(_report_stored, on_progress, progress)
             try:
-                await self._import_item(tenant, item, (category, user), known, report, on_stored)
+                await self._import_item(tenant, item, (kept.get(item.source, default), user), known, report, on_stored)
             except FileNotFoundError:
                 report.skip(item.name, "no longer exists")
             except ToolFault as error:
@@ -325,7 +335,7 @@ class Knowledge:
         tenant: str,
         item: Item,
         owner: tuple[str, str],
-        known: dict[str, Document],
+        known: dict[tuple[str, str], Document],
         report: Report,
         on_stored: OnStored,
     ) -> None:
@@ -337,7 +347,7 @@ class Knowledge:
         if existing is not None and (existing.hash, existing.collection) == (hash, category):
             report.unchanged += 1
             return
-        if (copy := known.get(hash)) is not None and copy.source != item.source:
+        if (copy := known.get((category, hash))) is not None and copy.source != item.source:
             report.add_copy(item.name, document_details(copy).name)
             return
         loaded = await self._sources.read(item, raw)
@@ -350,7 +360,7 @@ class Knowledge:
             if existing is not None:
                 await self._remove_document(tenant, existing, report)
             return
-        known[hash] = document
+        known[category, hash] = document
         report.passages += passages
         report.added += existing is None
         report.changed += existing is not None

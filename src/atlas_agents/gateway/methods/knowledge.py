@@ -14,7 +14,7 @@ from atlas_agents.gateway.protocol.events import KnowledgeProgress, encode_event
 from atlas_agents.gateway.protocol.frames import ProtocolError
 from atlas_agents.gateway.protocol.types import Ack
 from atlas_agents.knowledge.knowledge_base import KnowledgeBase
-from atlas_agents.knowledge.library import Progress, Report, SearchResult, document_details
+from atlas_agents.knowledge.library import CATEGORY, Progress, Report, SearchResult, document_details
 from atlas_agents.knowledge.memories import Memory, MemoryOwner
 
 
@@ -56,11 +56,11 @@ async def add_documents(caller: ClientConnection, params: wire.KnowledgeAdd) -> 
     if (params.source is None) == (params.upload_id is None):
         raise ProtocolError("INVALID_PARAMS", "expected either 'source' or 'uploadId'")
     if params.upload_id is not None:
-        return await _add_upload(caller, params.upload_id, params.category)
+        return await _add_upload(caller, params.upload_id, params.category or CATEGORY)
     return _to_ingested(await _ingest(caller, params.source or "", params.category, params.source or ""))
 
 
-async def _ingest(caller: ClientConnection, source: str, category: str, shown: str) -> Report:
+async def _ingest(caller: ClientConnection, source: str, category: str | None, shown: str) -> Report:
     hub, by = caller.hub, caller.grant.principal.id
     knowledge, report = _require_knowledge_base(caller).knowledge, Report()
 

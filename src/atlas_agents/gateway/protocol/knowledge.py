@@ -73,7 +73,8 @@ class KnowledgeAdd(WireStruct, frozen=True):
     """A folder, a file or a URL; or the id of an upload (`POST /api/uploads`). Paths refer to the gateway's machine."""
 
     source: Source | None = None
-    category: Category = "general"
+    category: Category | None = None
+    """By default, known sources keep their category; new ones are in `general`."""
     upload_id: Annotated[str, Meta(pattern="^[0-9a-f]{32}$")] | None = None
 
 
