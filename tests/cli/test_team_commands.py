@@ -72,3 +72,23 @@ def test_users_and_plans_are_stored(home: Home) -> None:
     assert [each["name"] for each in read(home, "plans", "list")] == ["unlimited", "small"]
     assert read(home, "tenants", "list") == ["default"]
     assert home.run("users", "remove", "ann").returncode == 0
+
+
+def test_plan_keeps_the_limits_that_are_not_given(home: Home) -> None:
+    def limits() -> dict[str, int]:
+        (plan,) = [each for each in read(home, "plans", "list") if each["name"] == "pro"]
+        return {name: plan[name] for name in ("tokens", "agents", "storage", "seats") if plan.get(name) is not None}
+
+    assert home.run("plans", "set", "pro", "--tokens", "1000000", "--agents", "10", "--seats", "5").returncode == 0
+    assert limits() == {"tokens": 1_000_000, "agents": 10, "seats": 5}
+    preview = home.run("plans", "set", "pro", "--seats", "6", "--dry-run").stdout
+    assert "+seats: 6" in preview and "-tokens" not in preview
+    assert home.run("plans", "set", "pro", "--seats", "6").returncode == 0
+    assert limits() == {"tokens": 1_000_000, "agents": 10, "seats": 6}
+    assert home.run("plans", "set", "pro", "--tokens", "none", "--agents", "0").returncode == 0
+    assert limits() == {"agents": 0, "seats": 6}
+    for text in ("few", "-1"):
+        wrong = home.run("plans", "set", "pro", "--seats", text)
+        message = f"invalid --seats {text!r}: expected an integer from 0, or none for no limit"
+        assert wrong.returncode == 2 and message in wrong.stderr
+    assert limits() == {"agents": 0, "seats": 6}

@@ -101,7 +101,19 @@ def _parse_scopes(text: str) -> "tuple[Scope, ...]":
 
 
 def _limit_option(help: str) -> Any:
-    return Option(metavar="N", min=0, help=f"{help}; without this option there is no limit.")
+    return Option(metavar="N", help=f"{help}; none for no limit.")
+
+
+def _parse_limit(name: str, text: str) -> int | None:
+    if text == "none":
+        return None
+    try:
+        limit = int(text)
+    except ValueError:
+        limit = -1
+    if limit < 0:
+        raise ConfigError(f"invalid --{name} {text!r}: expected an integer from 0, or none for no limit")
+    return limit
 
 
 @command(users, "list")
@@ -232,15 +244,23 @@ def list_plans(as_json: JsonFlag = False) -> None:
 @command(plans, "set")
 def set_plan(
     name: Name,
-    tokens: Annotated[int | None, _limit_option("Tokens per month")] = None,
-    agents: Annotated[int | None, _limit_option("Number of agents")] = None,
-    storage: Annotated[int | None, _limit_option("Bytes of storage")] = None,
-    seats: Annotated[int | None, _limit_option("Number of users")] = None,
+    tokens: Annotated[str | None, _limit_option("Tokens per month")] = None,
+    agents: Annotated[str | None, _limit_option("Number of agents")] = None,
+    storage: Annotated[str | None, _limit_option("Bytes of storage")] = None,
+    seats: Annotated[str | None, _limit_option("Number of users")] = None,
     dry_run: DryRunFlag = False,
 ) -> None:
-    """Create or change a plan."""
-    limits = {"tokens": tokens, "agents": agents, "storage": storage, "seats": seats}
-    if not _is_preview(call("plans.put", name=name, **limits, dry_run=dry_run), dry_run):
+    """Create a plan, or change the given limits.
+
+    A new plan has no other limits.
+    """
+    given = {"tokens": tokens, "agents": agents, "storage": storage, "seats": seats}
+    limits = {limit: _parse_limit(limit, text) for limit, text in given.items() if text is not None}
+    with open_calls() as gateway:
+        found = next((each for each in gateway("plans.list")["plans"] if each["name"] == name), {})
+        limits = {limit: found.get(limit) for limit in _LIMITS} | limits
+        changed = gateway("plans.put", name=name, **limits, dry_run=dry_run)
+    if not _is_preview(changed, dry_run):
         print(f"Saved plan {name}.", file=sys.stderr)
 
 
