@@ -1,4 +1,6 @@
 import { expect, test } from "vitest";
+import { toEntry, toForm } from "../views/settings-mcp";
+import type { McpEntryShape } from "../wire";
 import { isSameValue, listDifferences } from "./editing";
 import { formatAgo } from "./format";
 
@@ -22,4 +24,20 @@ test("the time of a change is shown in words", () => {
   expect(formatAgo(1_000, 3_000)).toBe("just now");
   expect(formatAgo(0, 60_000)).toBe("1 minute ago");
   expect(formatAgo(0, 7_200_000)).toBe("2 hours ago");
+});
+
+test("a saved MCP server keeps the fields that were not edited", () => {
+  const common = { description: "Stock.", confirm: false, disabled: true };
+  const command: McpEntryShape = {
+    ...common,
+    command: "npx",
+    args: ["-y", "stock"],
+    env: { API_KEY: "••••" },
+    network: true,
+    folders: { "/data": "read", "/out": "write" },
+  };
+  expect(toEntry(toForm("stock", command))).toEqual(command);
+  const oauth = { clientId: "atlas", clientSecret: "••••", callbackPort: 8123 };
+  const url: McpEntryShape = { ...common, url: "https://a.example/mcp", headers: { "X-Team": "••••" }, oauth };
+  expect(toEntry(toForm("tracker", url))).toEqual(url);
 });

@@ -217,6 +217,8 @@ interface FormValue {
   writable: string;
   confirm: boolean;
   description: string;
+  /** Not shown in the form; saving keeps it. */
+  disabled: boolean;
 }
 
 const LABELS: Partial<Record<keyof FormValue, string>> = {
@@ -233,6 +235,7 @@ const LABELS: Partial<Record<keyof FormValue, string>> = {
   writable: "Folder it may change",
   confirm: "Ask before each call",
   description: "Description",
+  disabled: "Disabled",
 };
 
 const lines = (text: string): string[] =>
@@ -252,7 +255,7 @@ const unpair = (values: Record<string, string> = {}): string =>
     .map(([name, value]) => `${name}=${value}`)
     .join("\n");
 
-function toForm(name: string, entry: McpEntryShape): FormValue {
+export function toForm(name: string, entry: McpEntryShape): FormValue {
   const folders = Object.entries(entry.folders ?? {});
   return {
     name,
@@ -270,11 +273,13 @@ function toForm(name: string, entry: McpEntryShape): FormValue {
     writable: folders.find(([, access]) => access === "write")?.[0] ?? "",
     confirm: entry.confirm ?? true,
     description: entry.description ?? "",
+    disabled: entry.disabled ?? false,
   };
 }
 
-function toEntry(value: FormValue): McpEntryShape {
-  const common = { description: value.description, confirm: value.confirm };
+export function toEntry(value: FormValue): McpEntryShape {
+  const { description, confirm, disabled } = value;
+  const common = { description, confirm, disabled };
   if (value.kind === "url") {
     const { clientSecret, callbackPort } = value;
     const clientId = value.clientId.trim();
