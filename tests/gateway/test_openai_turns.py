@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+import httpx
 import openai
 import pytest
 from gateway_client import connect_client, serve_gateway
@@ -34,6 +35,19 @@ async def test_session_stores_the_history_and_reads_only_the_last_message(tmp_pa
     texts = [message["parts"][0]["text"] for message in history["messages"]]
     assert texts == ["I am Ana.", "Hello Ana.", "Who am I?", "Ana.", "And now?", "Ana, still."]
     assert [message.text for message in model.requests[1].messages] == ["I am Ana.", "Hello Ana.", "Who am I?"]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
+async def test_session_header_may_have_any_letters(encoding: str, tmp_path: Path) -> None:
+    async with serve_openai(tmp_path, stored_atlas(Scripted(says("Hello.")))) as (gateway, client):
+        token, session = f"Bearer {client.api_key}".encode(), "büro 1".encode(encoding)
+        headers = [(b"authorization", token), (b"x-atlas-session", session)]
+        body: dict[str, Any] = {"model": MODEL, "messages": user_messages("Hi")}
+        async with httpx.AsyncClient(base_url=str(client.base_url), headers=headers) as http:
+            assert (await http.post("chat/completions", json=body)).status_code == 200
+        async with connect_client(gateway) as page:
+            sessions = (await page.get("sessions.list"))["sessions"]
+    assert [each["sessionKey"] for each in sessions] == ["büro 1"]
 
 
 async def test_repeated_idempotency_key_returns_the_same_turn(tmp_path: Path) -> None:

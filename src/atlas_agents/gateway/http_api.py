@@ -13,7 +13,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import IO, Any, Literal, TypeAlias, TypeVar, cast, get_args
 
 import msgspec
@@ -317,8 +317,10 @@ def check_offer(hub: Hub, offer: ClientTools | None) -> ClientTools | None:
 
 
 def short_header(request: Request, name: str) -> str:
-    """Return a header of limited length; empty if it is missing."""
+    """Return a header of limited length, decoded as UTF-8 or else as Latin-1; empty if it is missing."""
     value = request.headers.get(name, "")
+    with suppress(UnicodeDecodeError):
+        value = value.encode("latin-1").decode()
     if len(value) > _MAX_HEADER:
         raise bad_request(f"{name} is longer than {_MAX_HEADER} characters", name)
     return value
