@@ -52,10 +52,11 @@ def test_secrets_are_stored_in_the_secret_file_without_a_gateway(home: Home) -> 
 
 
 def test_secrets_are_removed_with_the_server_without_a_gateway(home: Home) -> None:
-    for name in ("gh", "db"):
+    for name in ("gh", "gh-db"):
         assert home.run("mcp", "add", name, "--env", f"API_KEY=s3cret-{name}", "--", "tool").returncode == 0
     assert home.run("mcp", "remove", "gh").returncode == 0
-    assert json.loads((home.path / "secrets.json").read_text())["mcp"] == {"MCP_DB_API_KEY": "s3cret-db"}
+    stored = json.loads((home.path / "secrets.json").read_text())["mcp"]
+    assert stored == {"MCP_GH_DB_API_KEY": "s3cret-gh-db"}, "the secret of another server is kept"
 
 
 def test_secret_written_into_the_file_is_not_shown(home: Home) -> None:

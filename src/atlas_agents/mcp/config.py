@@ -287,10 +287,16 @@ class StoredSecrets:
         content = self._read()
         self._write({**content, "mcp": {**content.get("mcp", {}), **values}})
 
-    def remove(self, server: str) -> None:
-        """Delete the values of a server."""
+    def remove(self, server: str, servers: Iterable[str]) -> None:
+        """Delete the values of a server, and keep those of other `servers` whose names begin with its name."""
         content, prefix = self._read(), secret_variable(server, "")
-        kept = {name: value for name, value in content.get("mcp", {}).items() if not name.startswith(prefix)}
+        others = [secret_variable(each, "") for each in servers if each != server]
+        longer = tuple([each for each in others if each.startswith(prefix)])
+        kept = {
+            name: value
+            for name, value in content.get("mcp", {}).items()
+            if not name.startswith(prefix) or name.startswith(longer)
+        }
         if kept != content.get("mcp", {}):
             self._write({**content, "mcp": kept})
 
