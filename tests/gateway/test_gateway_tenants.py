@@ -50,9 +50,16 @@ async def test_tokens_of_one_user_share_sessions_and_suspension(tmp_path: Path) 
             assert (await again.closed())[0] == 4401
         async with connect_client(gateway, "bob" + STRONG) as bob:
             assert (await bob.request("users.put", name="bob", role="owner"))["error"]["code"] == -32001
-        await owner.get("users.remove", name="ann")
-        async with connect_client(gateway, "ann" + STRONG) as back:
-            await back.get("health.check")
+        preview = await owner.get("users.remove", name="ann", dryRun=True)
+        removed = await owner.get("users.remove", name="ann")
+        for found in (preview, removed):
+            assert found["warnings"] == ["tokens that are revoked: ann, ann-phone"]
+            assert found["diff"].endswith("-token ann\n-token ann-phone")
+        for token in ("ann" + STRONG, "phone" + STRONG):
+            async with open_socket(gateway) as again:
+                await again.send(type="auth", token=token)
+                assert (await again.closed())[0] == 4401
+        assert [each["name"] for each in (await owner.get("tokens.list"))["tokens"]] == ["owner", "bob"]
 
 
 async def test_exceeded_plan_refuses_turns(tmp_path: Path) -> None:

@@ -569,12 +569,17 @@ async def remove_user(caller: ClientConnection, params: wire.UsersRemove) -> Rem
         known = list_known("users", [each.name for each in await hub.atlas.tenancy.users()])
         raise ProtocolError("INVALID_PARAMS", f"not found: user {params.name!r}; {known}")
     diff, tokens = _user_diff(before, None), await _tokens_of(hub, params.name)
-    warnings = (f"tokens that keep working until you revoke them: {', '.join(tokens)}",) if tokens else ()
+    suspended = before.status == "suspended"  # their tokens must not work again
+    effect = "tokens that are revoked" if suspended else "tokens that keep working until you revoke them"
+    warnings = (f"{effect}: {', '.join(tokens)}",) if tokens else ()
+    diff = "\n".join([diff, *(f"-token {token}" for token in tokens if suspended)])
     if params.dry_run:
         return RemovalResult(True, diff, warnings)
 
     async def write() -> str | None:
         await run_in_thread(hub.authenticator.invitations.take, params.name)
+        for token in tokens if suspended else ():
+            await run_in_thread(hub.tokens.remove, token)
         try:
             await hub.atlas.tenancy.remove_user(params.name)
         except NotFound:
