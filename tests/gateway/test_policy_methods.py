@@ -78,6 +78,17 @@ async def test_change_to_the_default_policy_is_saved_applied_and_inherited(tmp_p
         assert unknown["message"] == "unknown agent, role or group 'zoe'"
 
 
+@pytest.mark.parametrize(("tool", "chosen"), [("current_time", "no"), ("url_fetch", "ask")])
+async def test_inheriting_after_a_change_restores_what_applied_before(tmp_path: Path, tool: str, chosen: str) -> None:
+    async with serve_workspace(tmp_path, AGENTS) as gateway, connect_client(gateway) as client:
+        before = (await client.get("policy.get"))["effective"][tool]
+        saved = (await save(client, change(tool, "*", chosen)))["result"]
+        assert cell(saved["policy"], tool, "archy")[0] == chosen
+        back = await save(client, change(tool, "*", None), expectedVersion=saved["version"], allowWider=True)
+        assert back["result"]["policy"]["effective"][tool] == before
+        assert "[tools." not in (tmp_path / "permissions.toml").read_text()
+
+
 async def test_policy_file_is_edited_and_the_rest_stays_byte_for_byte(tmp_path: Path) -> None:
     path = tmp_path / "policy.toml"
     path.write_text(POLICY)
@@ -139,13 +150,17 @@ async def test_two_people_edit_permissions_and_no_edit_is_lost(tmp_path: Path) -
         ("", {"*": "ask"}, '[tools.bash]\nask = ["*"]\n'),
         ("[tools.bash]\r\nno = ['*']\r\n", {"*": "yes"}, '[tools.bash]\r\nyes = ["*"]\r\n'),
         ("[tools.'bash']\nno = ['*'] # all\n", {"*": "no"}, "[tools.'bash']\nno = ['*'] # all\n"),
-        ("[tools.bash]\nno = ['*']", {}, "[tools.bash]"),
+        ("[tools.bash]\nno = ['*']", {}, ""),
+        ("# Ours\n\n[tools.bash]\nno = ['*']\n", {}, "# Ours\n"),
+        ("[tools.bash]\n# why\nno = ['*']\n\n[tools.x]\nno = ['*']\n", {}, "# why\n\n[tools.x]\nno = ['*']\n"),
+        ("[tools.bash]\nwhen_tainted = 'ask'\nno = ['*']\n", {}, "[tools.bash]\nwhen_tainted = 'ask'\n"),
     ],
 )
 def test_cells_of_a_tool_are_edited(content: str, cells: dict[str, Cell], expected: str) -> None:
     assert edit_cells(content.encode(), "bash", cells).decode() == expected
 
 
-def test_file_with_other_rules_than_permissions_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("entry", "cells"), [("{ yes = ['*'] }", {"*": "no"}), ("{}", {})])
+def test_file_with_other_rules_than_permissions_is_refused(entry: str, cells: dict[str, Cell]) -> None:
     with pytest.raises(ConfigError, match="cannot be edited here"):
-        edit_cells(b"[tools]\nbash = { yes = ['*'] }\n", "bash", {"*": "no"})
+        edit_cells(f"[tools]\nbash = {entry}\n".encode(), "bash", cells)

@@ -347,7 +347,10 @@ _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def edit_cells(content: bytes, tool: str, cells: Mapping[str, Cell], where: str = "policy") -> bytes:
-    """Return a policy file in which a tool has exactly these cells; all other lines stay byte for byte."""
+    """Return a policy file in which a tool has exactly these cells; all other lines stay byte for byte.
+
+    Without cells the tool has no entry, because an empty one would deny the tool to everyone.
+    """
     text = content.decode("utf-8")
     end = "\r" if "\r\n" in text else ""
     lines = text.split("\n")
@@ -357,7 +360,11 @@ def edit_cells(content: bytes, tool: str, cells: Mapping[str, Cell], where: str 
     if headers:
         start = headers[0] + 1
         stop = next((index for index in range(start, len(lines)) if lines[index].lstrip().startswith("[")), len(lines))
-        lines[start:stop] = _edit_table(lines[start:stop], cells, end)
+        body = _edit_table(lines[start:stop], cells, end)
+        if cells or any(line.strip() and not line.lstrip().startswith("#") for line in body):
+            lines[start:stop] = body
+        else:
+            lines[headers[0] : stop] = body if any(line.strip() for line in body) else []
     elif cells:
         while len(lines) > 1 and not lines[-1].strip():
             lines.pop()
@@ -368,10 +375,10 @@ def edit_cells(content: bytes, tool: str, cells: Mapping[str, Cell], where: str 
     edited = "\n".join(lines).encode()
     advice = f"write the entry as a table [tools.{tool}] with yes, ask and no, or edit the file"
     try:
-        found = Policy.load(where, edited).tools.get(tool, {})
+        found = Policy.load(where, edited).tools.get(tool)
     except ConfigError as error:
         raise ConfigError(f"{where}: tools.{tool} cannot be edited here: {advice} ({error})") from error
-    if found != dict(cells):
+    if found != (dict(cells) or None):
         raise ConfigError(f"{where}: tools.{tool} cannot be edited here: {advice}")
     return edited
 
