@@ -114,6 +114,28 @@ async def test_invitation_makes_one_token_and_expires(tmp_path: Path) -> None:
         assert again["code"] not in stored and made["token"] not in stored
 
 
+async def test_inviting_again_keeps_the_role_and_the_rights_that_are_not_given(tmp_path: Path) -> None:
+    write_guest(tmp_path, "read", "write", "admin")
+    async with serve_gateway(tmp_path) as gateway, connect_client(gateway) as owner:
+        await owner.get("users.put", name="anna", role="reviewer", status="invited")
+        assert (await owner.get("users.invite", name="anna"))["user"]["role"] == "reviewer"
+        rights = {"scopes": ["read", "approve"], "sessions": "all"}
+        first = await owner.get("users.invite", name="ben", role="editor", days=30, **rights)
+        again = await owner.get("users.invite", name="ben")
+        for expected in ("role: editor", "scopes: read, approve", "sessions: all", "valid for days: 30"):
+            assert f"+{expected}" in again["diff"]
+        assert again["user"]["invitedUntil"] >= first["user"]["invitedUntil"]
+        async with connect_client(gateway, GUEST) as ann:
+            wider = await ann.request("users.invite", name="ben")
+            assert "lacks the scope 'approve'" in wider["error"]["message"]
+        changed = await owner.get("users.invite", name="ben", sessions="own", days=2)
+        assert changed["user"]["invitedUntil"] < first["user"]["invitedUntil"]
+        made = (await accept(gateway, changed["code"]))[1]
+        async with connect_client(gateway, made["token"]) as ben:
+            principal = (await ben.get("system.info"))["principal"]
+            assert principal == {"id": "ben", "role": "editor", "scopes": ["read", "approve"], "sessions": "own"}
+
+
 async def test_expired_and_withdrawn_invitations_are_refused(tmp_path: Path) -> None:
     async with serve_gateway(tmp_path) as gateway, connect_client(gateway) as owner:
         code = (await owner.get("users.invite", name="mara"))["code"]

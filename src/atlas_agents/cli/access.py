@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from atlas_agents.cli.command import Argument, Group, JsonFlag, Option, command
 from atlas_agents.cli.connect import call, load_settings, open_calls, read_token
-from atlas_agents.cli.output import format_age, print_json, print_table
+from atlas_agents.cli.output import format_age, format_time, print_json, print_table
 from atlas_agents.core.errors import ConfigError, Unreachable
 
 if TYPE_CHECKING:
@@ -156,25 +156,37 @@ def set_user(
 @command(users, "invite")
 def invite_user(
     name: Name,
-    role: Annotated[str, Option(metavar="ROLE", help="The user's role.")] = "member",
-    scopes: Annotated[str, Option(metavar="LIST", help="Comma-separated: read, write, approve, admin.")] = "read,write",
+    role: Annotated[str | None, Option(metavar="ROLE", help="The user's role; member for a new user.")] = None,
+    scopes: Annotated[
+        str | None,
+        Option(metavar="LIST", help="Comma-separated: read, write, approve, admin; read,write for a new user."),
+    ] = None,
     all_sessions: Annotated[
-        bool, Option("--all-sessions", help="Grant access to all sessions, not only their own.")
-    ] = False,
-    days: Annotated[int, Option(metavar="N", min=1, max=90, help="How long the invitation is valid.")] = 7,
+        bool | None, Option(help="Grant access to all sessions, or only to their own; their own for a new user.")
+    ] = None,
+    days: Annotated[
+        int | None, Option(metavar="N", min=1, max=90, help="How long the invitation is valid; at least 7 by default.")
+    ] = None,
     dry_run: DryRunFlag = False,
 ) -> None:
-    """Invite a user and print a link that signs them in once. It needs a running gateway."""
+    """Invite a user and print a link that signs them in once. It needs a running gateway.
+
+    For a user who is already invited, change only the given fields.
+    """
     from atlas_agents.cli.connect import find_running_gateway
 
     running = find_running_gateway()
     if running is None and not dry_run:
         raise ConfigError("no gateway is running to accept the invitation; run: atlas serve")
-    rights = {"scopes": list(_parse_scopes(scopes)), "sessions": "all" if all_sessions else "own"}
+    rights = {
+        "scopes": None if scopes is None else list(_parse_scopes(scopes)),
+        "sessions": None if all_sessions is None else "all" if all_sessions else "own",
+    }
     made = call("users.invite", name=name, role=role, days=days, dry_run=dry_run, **rights)
     if _is_preview(made, dry_run) or running is None:
         return
-    print(f"Invitation for {name}; it is shown only once, and valid once within {days} days:", file=sys.stderr)
+    until = format_time(made["user"]["invitedUntil"])
+    print(f"Invitation for {name}; it is shown only once, and valid once until {until}:", file=sys.stderr)
     print(f"{running.url}{made['path']}")
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import platform
 import re
 from collections.abc import Mapping, Sequence
@@ -47,6 +48,9 @@ from atlas_agents.providers.catalogue import parse_model_ref
 from atlas_agents.tools.tool import Tool
 
 _USAGE_KEYS: dict[str, UsageKey] = {"agent": "agent_id", "model": "model", "session": "session", "day": "day"}
+_DAY_SECONDS = 86_400
+_INVITED_SCOPES: tuple[Scope, ...] = ("read", "write")
+_INVITED_DAYS = 7
 _MAX_EVALUATIONS = 100
 _MAX_ROWS = 500
 _MAX_TEXT = 400
@@ -593,18 +597,25 @@ async def remove_user(caller: ClientConnection, params: wire.UsersRemove) -> Rem
 
 
 async def invite_user(caller: ClientConnection, params: wire.UsersInvite) -> wire.UserInvited:
-    """Add a user who gets a token by accepting the invitation. Inviting again makes the earlier code invalid."""
+    """Add a user who gets a token by accepting the invitation.
+
+    Inviting again makes the earlier code invalid and keeps the role and the rights that are not given.
+    """
     hub, invitations = caller.hub, caller.hub.authenticator.invitations
-    entry = _granted_entry(caller, params.scopes, params.sessions, params.role)
     async with hub.edits.exclusive():
         before = await _find_user(hub, params.name)
         if before is not None and before.status != "invited":
             raise ProtocolError("INVALID_PARAMS", f"{params.name} is a user already; create a token for them instead")
-        wanted = User(params.name, params.role, "invited", before.created_at if before is not None else 0)
-        again = params.name in await run_in_thread(invitations.open)
-        warnings = ("the earlier invitation becomes invalid",) if again else ()
-        rights = {"role": params.role, "scopes": ", ".join(entry.scopes), "sessions": params.sessions}
-        diff = describe_change(None, {**rights, "valid for days": params.days}, f"invitation {params.name}")
+        role = params.role or (before.role if before is not None else "member")
+        wanted = User(params.name, role, "invited", before.created_at if before is not None else 0)
+        earlier = (await run_in_thread(invitations.open)).get(params.name)
+        scopes = params.scopes or (earlier.scopes if earlier is not None else _INVITED_SCOPES)
+        sessions = params.sessions or (earlier.sessions if earlier is not None else "own")
+        days = params.days or max(_INVITED_DAYS, _remaining_days(earlier))
+        entry = _granted_entry(caller, scopes, sessions, role)
+        warnings = ("the earlier invitation becomes invalid",) if earlier is not None else ()
+        rights = {"role": role, "scopes": ", ".join(entry.scopes), "sessions": sessions}
+        diff = describe_change(None, {**rights, "valid for days": days}, f"invitation {params.name}")
         shape = await _user_shape(hub, wanted)
         if params.dry_run:
             await hub.atlas.tenancy.check_seat(params.name)
@@ -613,7 +624,7 @@ async def invite_user(caller: ClientConnection, params: wire.UsersInvite) -> wir
 
         async def write() -> str | None:
             saved = await hub.atlas.tenancy.put_user(wanted)
-            made.append(await run_in_thread(invitations.create, params.name, entry, params.days * 86_400))
+            made.append(await run_in_thread(invitations.create, params.name, entry, days * _DAY_SECONDS))
             return _user_version(saved)
 
         target = EditTarget("user", params.name, _user_version(before))
@@ -622,6 +633,11 @@ async def invite_user(caller: ClientConnection, params: wire.UsersInvite) -> wir
     hub.atlas.keep_secret(code)
     shown = replace(shape, version=_user_version(wanted), invited_until=invitation.expires_at)
     return wire.UserInvited(shown, code.reveal(), f"/#invite={code.reveal()}", diff, warnings)
+
+
+def _remaining_days(invitation: Invitation | None) -> int:
+    """Return for how many days an invitation is still valid, rounded up."""
+    return math.ceil((invitation.expires_at / 1000 - SYSTEM_CLOCK.time()) / _DAY_SECONDS) if invitation else 0
 
 
 async def accept_invitation(hub: Hub, name: str) -> Secret | None:

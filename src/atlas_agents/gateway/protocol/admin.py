@@ -885,13 +885,17 @@ class UsersRemove(types.WireStruct, frozen=True):
 
 
 class UsersInvite(types.WireStruct, frozen=True):
-    """The user to invite, what their token may do, and for how many days the invitation is valid."""
+    """The user to invite, what their token may do, and for how many days the invitation is valid.
+
+    Omitted fields stay as they are for an invited user. For a new one they are `member`, `read` and `write`, `own`
+    and 7.
+    """
 
     name: Name
-    role: Annotated[str, Meta(min_length=1, max_length=64)] = "member"
-    scopes: Annotated[tuple[types.Scope, ...], Meta(min_length=1, max_length=4)] = ("read", "write")
-    sessions: Literal["own", "all"] = "own"
-    days: Annotated[int, Meta(ge=1, le=90)] = 7
+    role: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
+    scopes: Annotated[tuple[types.Scope, ...], Meta(min_length=1, max_length=4)] | None = None
+    sessions: Literal["own", "all"] | None = None
+    days: Annotated[int, Meta(ge=1, le=90)] | None = None
     dry_run: bool = False
     """Dry run: only return the changes."""
 
