@@ -145,6 +145,18 @@ async def test_agent_is_created_removed_and_its_schedules_are_paused(tmp_path: P
         assert "value" not in gone["data"]["current"]
 
 
+async def test_selecting_a_model_keeps_the_fallbacks_and_an_omitted_effort(tmp_path: Path) -> None:
+    text = "## multi\nModel: openai/gpt-5.2, anthropic/claude-opus-4-6, demo\nEffort: high\n"
+    async with serve_workspace(tmp_path, text) as gateway, connect_client(gateway) as client:
+        selected = await client.get("models.select", agentId="multi", model="demo")
+        assert selected["effort"] == "high"
+        assert agents_file(tmp_path) == "## multi\nModel: demo, anthropic/claude-opus-4-6\nEffort: high\n"
+        await client.get("models.select", agentId="multi", model="demo", effort="low")
+        assert agents_file(tmp_path) == "## multi\nModel: demo, anthropic/claude-opus-4-6\nEffort: low\n"
+        await client.get("models.select", agentId="multi", model="")
+        assert agents_file(tmp_path) == "## multi\nTools: *\n"
+
+
 async def test_invalid_drafts_are_refused_and_change_nothing(tmp_path: Path) -> None:
     async with serve_workspace(tmp_path) as gateway, connect_client(gateway) as client:
         draft, version = await read_agent(client)

@@ -158,8 +158,8 @@ async def select_model(caller: ClientConnection, params: wire.ModelsSelect) -> w
     if params.agent_id is None:
         return await setup.select(params, caller.grant.principal.id, caller.hub.edits)
     ref = setup.usable_ref(params.model)
-    await set_agent_model(caller, params.agent_id, ref, params.effort)
-    return wire.ModelSelected(ref, ref, params.effort, (params.agent_id,))
+    effort = await set_agent_model(caller, params.agent_id, ref, params.effort)
+    return wire.ModelSelected(ref, ref, effort, (params.agent_id,))
 
 
 async def offer_models(caller: ClientConnection, params: wire.ModelsOffer) -> wire.ModelsOffered:

@@ -81,15 +81,23 @@ async def put_agent(caller: ClientConnection, params: wire.AgentsPut) -> wire.Ag
     return _to_result(edited, agent, _to_draft(written) if written is not None else None)
 
 
-async def set_agent_model(caller: ClientConnection, id: str, model: str, effort: wire.Effort | None) -> None:
-    """Write the model and the effort of an agent to AGENTS.md; an empty model removes both."""
+async def set_agent_model(
+    caller: ClientConnection, id: str, model: str, effort: wire.Effort | None
+) -> wire.Effort | None:
+    """Write the model and the effort of an agent to AGENTS.md, and return the effort that it has now.
+
+    The fallbacks and an omitted effort stay as they are; an empty model removes all of them.
+    """
     text = _read_agents(_require_editor(caller.hub))
     spec = text.spec(id)
     if spec is None:
         raise ProtocolError("AGENT_NOT_FOUND", f"unknown agent {id!r}: AGENTS.md does not define it")
-    changed = msgspec.structs.replace(spec, models=(model,) if model else (), effort=effort)
+    fallbacks = [each for each in spec.models[1:] if each != model]
+    kept = (effort or spec.effort) if model else effort
+    changed = msgspec.structs.replace(spec, models=(model, *fallbacks) if model else (), effort=kept)
     params = EditParams(expected_version=version_of(text.section(id)))
     await _edit(caller, id, params, lambda current: current.put(changed))
+    return kept if isinstance(kept, str) else None
 
 
 async def remove_agent(caller: ClientConnection, params: wire.AgentsRemove) -> wire.AgentEdited:

@@ -496,7 +496,10 @@ class SecretsRemove(types.WireStruct, frozen=True):
 
 
 class ModelsSelect(types.WireStruct, frozen=True):
-    """The model for agents without one of their own, or for one agent; an empty one removes the choice."""
+    """The model for agents without one of their own, or for one agent; an empty one removes the choice.
+
+    One agent keeps its fallbacks, and its effort if none is given.
+    """
 
     model: str
     agent_id: str | None = None
