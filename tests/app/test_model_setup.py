@@ -194,6 +194,18 @@ async def test_stored_key_and_choice_survive_a_restart_until_they_are_removed(
         )
 
 
+async def test_replaced_key_keeps_the_address_unless_one_is_given(tmp_path: Path, vendor: ModelServer) -> None:
+    async with serve(tmp_path / "home") as (_, client):
+        await client.call("secrets.put", provider="openai", key="sk-old", baseUrl=vendor.url)
+        assert (await client.call("providers.test", provider="openai", key=KEY))["ok"] is True
+        replaced = await client.call("secrets.put", provider="openai", key=KEY)
+        assert replaced["provider"]["baseUrl"] == vendor.url
+        await client.call("models.select", model="openai/rules-1")
+        assert "rules-1 answers" in await client.ask("Hello")
+        removed = await client.call("secrets.put", provider="openai", key=KEY, baseUrl="")
+        assert "baseUrl" not in removed["provider"]
+
+
 async def test_keys_that_are_stored_at_the_same_time_are_all_kept(tmp_path: Path) -> None:
     providers = {"openai", "anthropic", "google"}
 

@@ -331,7 +331,7 @@ class ModelSetup:
     async def test(self, params: wire.ProvidersTest) -> wire.ProviderTested:
         """List the models of a provider, with the given key or else the one that is set."""
         if params.key or params.base_url:
-            key = StoredKey(_clean_key(params.key or ""), _clean_address(params.base_url or ""))
+            key = StoredKey(_clean_key(params.key or ""), self._base_url(params.provider, params.base_url))
             registry = Registry(Environment({}, dotenv=None))
             apply_stored_keys(registry, {params.provider: key})
         else:
@@ -344,7 +344,8 @@ class ModelSetup:
     async def put_key(self, params: wire.SecretsPut, by: str, edits: Edits) -> wire.ProviderResult:
         """Store a key; agents that were waiting for it use it from their next turn on."""
         self._require_stored(params.provider)
-        stored = StoredKey(_clean_key(params.key), _clean_address(params.base_url), int(time.time() * 1000))
+        base_url = self._base_url(params.provider, params.base_url)
+        stored = StoredKey(_clean_key(params.key), base_url, int(time.time() * 1000))
         if params.provider == "http" and not stored.base_url:
             raise ConfigError("baseUrl: expected the address of the server, such as http://localhost:8000/v1")
         if params.provider != "http" and not stored.key:
@@ -360,6 +361,13 @@ class ModelSetup:
             raise ConfigError(f"no key is stored for {provider_title(params.provider)}")
         await self._write_keys(params.provider, None, by, edits)
         return wire.ProviderResult(self._vendor_shape(params.provider, None))
+
+    def _base_url(self, provider: str, given: str | None) -> str:
+        """Return the given address of a provider, or else the stored one."""
+        if given is not None:
+            return _clean_address(given)
+        stored = self._stored().get(provider)
+        return stored.base_url if stored is not None else ""
 
     def _require_stored(self, provider: str) -> None:
         if provider not in VENDORS:

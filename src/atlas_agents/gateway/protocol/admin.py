@@ -484,11 +484,14 @@ class ProviderTested(types.WireStruct, frozen=True):
 
 
 class SecretsPut(types.WireStruct, frozen=True):
-    """The key of a provider, which is stored and never sent back. `baseUrl` is the address of a compatible server."""
+    """The key of a provider, which is stored and never sent back.
+
+    `baseUrl` is the address of a compatible server. The stored one stays if it is omitted; an empty one removes it.
+    """
 
     provider: str
     key: str = ""
-    base_url: str = ""
+    base_url: str | None = None
 
 
 class SecretsRemove(types.WireStruct, frozen=True):
