@@ -89,6 +89,16 @@ async def test_inheriting_after_a_change_restores_what_applied_before(tmp_path: 
         assert "[tools." not in (tmp_path / "permissions.toml").read_text()
 
 
+async def test_unknown_tool_is_refused_with_the_known_tools(tmp_path: Path) -> None:
+    async with serve_workspace(tmp_path, AGENTS) as gateway, connect_client(gateway) as client:
+        for method in ("policy.put", "policy.simulate"):
+            for chosen in ("yes", None):
+                refused = await client.request(method, changes=[change("nosuch", "*", chosen)])
+                assert refused["error"]["message"].startswith("unknown tool 'nosuch'; tools: "), refused
+                assert "bash" in refused["error"]["message"]
+        assert not (tmp_path / "permissions.toml").exists()
+
+
 async def test_policy_file_is_edited_and_the_rest_stays_byte_for_byte(tmp_path: Path) -> None:
     path = tmp_path / "policy.toml"
     path.write_text(POLICY)

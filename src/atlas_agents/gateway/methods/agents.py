@@ -14,6 +14,7 @@ from atlas_agents.core.aio import utc_day
 from atlas_agents.core.errors import AtlasError
 from atlas_agents.core.events import StreamChunk, StreamReset, ToolCalled
 from atlas_agents.core.messages import Conversation, assistant, user
+from atlas_agents.core.text import list_known
 from atlas_agents.gateway.connection import ClientConnection
 from atlas_agents.gateway.convert import agent_model
 from atlas_agents.gateway.dispatch import Methods
@@ -241,8 +242,10 @@ def _change_cells(hub: Hub, content: bytes, changes: Sequence[wire.CellChange]) 
     The first cell of a tool without an entry must not deny everyone else, so it gets an entry for everyone, too.
     """
     editor = _require_policy_editor(hub)
-    known, subjects = _policy_tools(hub), {subject.id for subject in _subjects(hub)}
+    known, subjects = _policy_tools(hub, editor.effective(content)), {subject.id for subject in _subjects(hub)}
     for each in changes:
+        if each.tool not in known:
+            raise ProtocolError("INVALID_PARAMS", f"unknown tool {each.tool!r}; {list_known('tools', known)}")
         if each.subject not in subjects:
             raise ProtocolError("INVALID_PARAMS", f"unknown agent, role or group {each.subject!r}")
     for name in dict.fromkeys([each.tool for each in changes]):
