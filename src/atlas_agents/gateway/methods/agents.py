@@ -464,7 +464,13 @@ def _to_draft(spec: AgentSpec) -> wire.AgentDraft:
 def _to_spec(draft: wire.AgentDraft, text: AgentsText) -> AgentSpec:
     """Return the agent of a draft; fields that a draft does not have stay as they are in the file."""
     before = text.spec(draft.id) or AgentSpec(draft.id)
-    models = (draft.model, *draft.fallbacks) if draft.model else draft.fallbacks
+    if draft.fallbacks and not draft.model.strip():
+        names = ", ".join(draft.fallbacks)
+        raise ProtocolError(
+            "INVALID_PARAMS",
+            f"agent {draft.id!r} has fallbacks ({names}), but no model; choose a model or remove the fallbacks",
+        )
+    models = (draft.model, *draft.fallbacks) if draft.model.strip() else ()
     effort = draft.effort.strip()
     read_effort = KEYS["effort"][1]
     return msgspec.structs.replace(
