@@ -145,6 +145,20 @@ async def test_agent_is_created_removed_and_its_schedules_are_paused(tmp_path: P
         assert "value" not in gone["data"]["current"]
 
 
+async def test_first_agent_that_replaces_the_built_in_assistant_is_announced(tmp_path: Path) -> None:
+    warning = "it replaces the built-in assistant, also in existing chats"
+    async with serve_workspace(tmp_path, "Be polite.\n") as gateway, connect_client(gateway) as client:
+        (built_in,) = (await client.get("agents.list"))["agents"]
+        own = await client.get("agents.put", agent={"id": built_in["id"], "model": "demo"}, dryRun=True)
+        assert "warnings" not in own
+        full = await client.get("agents.put", agent={"id": "helper", "tools": ["*"]}, dryRun=True)
+        assert full["warnings"] == [warning]
+        made = await client.get("agents.put", agent={"id": "helper", "tools": []})
+        assert made["warnings"] == [f"{warning}, and it has no tools"]
+        assert [agent["id"] for agent in (await client.get("agents.list"))["agents"]] == ["helper"]
+        assert "warnings" not in await client.get("agents.put", agent={"id": "other", "tools": []})
+
+
 async def test_selecting_a_model_keeps_the_fallbacks_and_an_omitted_effort(tmp_path: Path) -> None:
     text = "## multi\nModel: openai/gpt-5.2, anthropic/claude-opus-4-6, demo\nEffort: high\n"
     async with serve_workspace(tmp_path, text) as gateway, connect_client(gateway) as client:

@@ -73,11 +73,17 @@ async def get_agent(caller: ClientConnection, params: wire.OneAgent) -> wire.Age
 
 async def put_agent(caller: ClientConnection, params: wire.AgentsPut) -> wire.AgentEdited:
     """Write an agent to AGENTS.md. New turns use it at once."""
-    id = params.agent.id
+    id, hub = params.agent.id, caller.hub
+    is_first = not _read_agents(_require_editor(hub)).specs
+    effects: list[str] = []
+    if is_first and all(agent.id != id for agent in hub.atlas.agents):
+        tools = "" if params.agent.tools else ", and it has no tools"
+        effects.append(f"it replaces the built-in assistant, also in existing chats{tools}")
     edited = await _edit(caller, id, params, lambda text: text.put(_to_spec(params.agent, text)))
+    edited = msgspec.structs.replace(edited, warnings=(*effects, *edited.warnings))
     if params.dry_run:
         return _to_result(edited)
-    agent = _agent_shape(require_agent(caller.hub, id), caller)
+    agent = _agent_shape(require_agent(hub, id), caller)
     written = AgentsText(edited.content).spec(id)
     return _to_result(edited, agent, _to_draft(written) if written is not None else None)
 
