@@ -149,5 +149,5 @@ async def test_what_a_person_edits_counts_while_a_tool_call_is_running(tmp_path:
         path.write_bytes(b"by an agent\n")
         os.utime(path)
         trust.end([path])
-        with pytest.raises(ConfigError, match=r"an agent changed SOUL\.md, and this waits for your agreement"):
+        with pytest.raises(ConfigError, match=r"SOUL\.md has changed and waits for your agreement"):
             await gateway.hub.edits.edit_file(edit_first_line(path, "three", edited.stamp.version, trust=trust), "mara")

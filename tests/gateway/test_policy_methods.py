@@ -8,6 +8,7 @@ from gateway_client import Client, connect_client
 from test_agent_methods import TOKENS, serve_workspace
 
 from atlas_agents.core.errors import ConfigError
+from atlas_agents.core.trust import Trust, read_files
 from atlas_agents.tools.policy import Cell, edit_cells
 
 AGENTS = """## archy
@@ -113,6 +114,23 @@ async def test_policy_file_is_edited_and_the_rest_stays_byte_for_byte(tmp_path: 
         version = (await client.get("policy.get"))["version"]
         refused = (await save(client, change("file_write", "archy", "no"), expectedVersion=version))["error"]
         assert "write the entry as a table [tools.file_write]" in refused["message"]
+
+
+async def test_change_of_the_file_that_waits_for_agreement_is_not_shown_as_in_use(tmp_path: Path) -> None:
+    path, home = tmp_path / "policy.toml", tmp_path / "home"
+    path.write_text(POLICY)
+    Trust(home).trust_folder(tmp_path, read_files([path]))
+    async with serve_workspace(home, AGENTS, policy=path) as gateway, connect_client(gateway) as client:
+        before = await client.get("policy.get")
+        path.write_text(f'{POLICY}\n[tools.current_time]\nno = ["*"]\n')
+        shown = await client.get("policy.get")
+        notice = "policy.toml has changed, and the change is not used until you agree; run: atlas trust"
+        assert shown == {**before, "notice": notice}
+        assert cell(shown, "current_time", "archy") == ("yes", "")
+        tried = await client.get("policy.simulate", changes=[change("current_time", "*", "yes")])
+        assert tried["wider"] == []
+        refused = (await save(client, change("file_write", "archy", "no"), expectedVersion=shown["version"]))["error"]
+        assert refused["message"] == "policy.toml has changed and waits for your agreement; run: atlas trust"
 
 
 async def test_recorded_calls_are_decided_again_before_saving(tmp_path: Path) -> None:

@@ -253,6 +253,11 @@ class PermissionsEditor:
         """Set the function with which `reload` and `watch` apply the permissions."""
         self._apply = apply
 
+    def read(self) -> bytes:
+        """Return the version of the file that is in use; empty if there is none."""
+        content = self.path.read_bytes() if self.path.exists() else b""
+        return (self.trust.read(self.path, content) or b"") if self.trust is not None and content else content
+
     def effective(self, content: bytes) -> Policy:
         """Return the policy that applies with this content of the file; ConfigError if it is invalid."""
         found = Policy.load(self.path, content)
@@ -266,9 +271,7 @@ class PermissionsEditor:
         """Return the policy that applies now; ConfigError if the file is invalid."""
         if self._settings.policy:
             return open_policy(self._settings, self.trust) or default_policy(self._servers)
-        content = self.path.read_bytes() if self.path.exists() else b""
-        agreed = self.trust.read(self.path, content) if self.trust is not None and content else content
-        return self.effective(agreed or b"")
+        return self.effective(self.read())
 
     async def reload(self) -> None:
         """Reload the file and apply it."""

@@ -198,6 +198,8 @@ def show_policy(as_json: JsonFlag = False) -> None:
         for tool, row in sorted(found["effective"].items())
     ]
     print_table(("tool", *subjects), rows, "There are no tools.")
+    if notice := found.get("notice"):
+        print(f"Note: {notice}.", file=sys.stderr)
 
 
 @command(policy, "set")

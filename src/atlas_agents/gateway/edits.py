@@ -132,6 +132,10 @@ class PolicyEditor(Protocol):
     path: Path
     trust: Trust | None
 
+    def read(self) -> bytes:
+        """Return the version of the file that is in use; empty if there is none."""
+        ...
+
     def effective(self, content: bytes) -> Policy:
         """Return the policy that applies with this content of the file; ConfigError if it is invalid."""
         ...
@@ -369,7 +373,7 @@ def _read_agreed(edit: FileEdit) -> bytes:
     except OSError as error:
         raise ConfigError(f"cannot read {edit.path}: {error.strerror}") from error
     if edit.trust is not None and content and edit.trust.read(edit.path, content) != content:
-        raise ConfigError(f"an agent changed {edit.path.name}, and this waits for your agreement; run: atlas trust")
+        raise ConfigError(f"{edit.path.name} has changed and waits for your agreement; run: atlas trust")
     try:
         content.decode("utf-8")
     except UnicodeDecodeError as error:

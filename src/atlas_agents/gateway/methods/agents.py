@@ -154,15 +154,20 @@ async def try_draft(caller: ClientConnection, params: wire.AgentsTryDraft) -> wi
 
 
 async def get_policy(caller: ClientConnection, _: NoParams) -> wire.PolicyResult:
-    content = _read_policy(_require_policy_editor(caller.hub))
+    editor = _require_policy_editor(caller.hub)
+    content = editor.read()
     stamp = await caller.hub.edits.stamp("policy", _POLICY, version_of(content or None))
-    return _policy_result(caller.hub, content, stamp)
+    result = _policy_result(caller.hub, content, stamp)
+    if editor.path.exists() and editor.path.read_bytes() != content:
+        notice = f"{editor.path.name} has changed, and the change is not used until you agree; run: atlas trust"
+        return msgspec.structs.replace(result, notice=notice)
+    return result
 
 
 async def simulate_policy(caller: ClientConnection, params: wire.PolicySimulate) -> wire.PolicySimulated:
     """Decide the recorded calls of the last days again, with the changed permissions."""
     hub, editor = caller.hub, _require_policy_editor(caller.hub)
-    content = _read_policy(editor)
+    content = editor.read()
     before = editor.effective(content)
     after = editor.effective(_change_cells(hub, content, params.changes))
     since = int((time.time() - params.days * _DAY_SECONDS) * 1000)
@@ -320,7 +325,7 @@ def _policy_tools(hub: Hub, policy: Policy | None = None) -> dict[str, Tool | No
 
 def _subjects(hub: Hub) -> tuple[wire.PolicySubject, ...]:
     editor = _require_policy_editor(hub)
-    policy = editor.effective(_read_policy(editor))
+    policy = editor.effective(editor.read())
     agents = hub.atlas.agents
     ids = {agent.id for agent in agents}
     set_in_file = {name for cells in policy.tools.values() for name in cells}
@@ -352,10 +357,6 @@ def _require_policy_editor(hub: Hub) -> PolicyEditor:
     if hub.services.policy_editor is None:
         raise ProtocolError("UNAVAILABLE", "the permissions of this gateway are set in code and cannot be edited")
     return hub.services.policy_editor
-
-
-def _read_policy(editor: PolicyEditor) -> bytes:
-    return editor.path.read_bytes() if editor.path.exists() else b""
 
 
 async def _ask(

@@ -609,13 +609,17 @@ class CellChange(types.WireStruct, frozen=True):
 
 
 class PolicyResult(types.EditStamp, frozen=True):
-    """The permissions. `cells` are the explicit ones and `effective` the resulting ones, both by tool and subject."""
+    """The permissions in use. `cells` are the explicit ones and `effective` the resulting ones, by tool and subject.
+
+    `notice` says that a change of the file waits for agreement.
+    """
 
     file: str
     tools: tuple[PolicyTool, ...]
     subjects: tuple[PolicySubject, ...]
     cells: dict[str, dict[str, types.Cell]]
     effective: dict[str, dict[str, PolicyCell]]
+    notice: str = ""
 
 
 class PolicySimulate(types.WireStruct, frozen=True):
