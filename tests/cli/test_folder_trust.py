@@ -65,6 +65,18 @@ def test_model_used_directly_does_not_send_the_key_to_the_folder(folder: Home, s
 # Trust
 
 
+def test_permissions_in_use_are_shown_while_a_change_waits(folder: Home) -> None:
+    policy = folder.folder / "policy.toml"
+    policy.write_text('[tools.bash]\nask = ["*"]\n')
+    (folder.folder / "atlas.toml").write_text('policy = "policy.toml"\n')
+    assert folder.run("trust", "--yes").returncode == 0
+    policy.write_text('[tools.bash]\nask = ["*"]\n\n[tools.current_time]\nno = ["*"]\n')
+    shown = folder.run("policy", "show")
+    (row,) = [line.split() for line in shown.stdout.splitlines() if line.startswith("current_time")]
+    assert set(row[1:]) <= {"yes", ".yes"}
+    assert shown.stderr.endswith("the change is not used until you agree; run: atlas trust.\n")
+
+
 def test_trusted_folder_is_used_until_it_changes_or_trust_is_revoked(folder: Home, server: ModelServer) -> None:
     dotenv = folder.folder / ".env"
     dotenv.write_text(f"OPENAI_BASE_URL={server.url}\nATLAS_MODEL=http/rules-1\n")
