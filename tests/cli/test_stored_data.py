@@ -109,7 +109,7 @@ def test_usage_is_grouped_and_filtered(home: Home) -> None:
     assert wrong.returncode == 1 and len(wrong.stderr.splitlines()) == 1
     shown = home.run("usage", ATLAS_BUDGETS="tenant tokens=1000000 requests=9 per=month, agent tool_calls=5").stdout
     headers, *budgets = [line.split() for line in shown.partition("\n\n")[2].splitlines()]
-    assert headers == ["BUDGET", "LIMIT", "USED", "LEFT", "STARTS", "AGAIN"]
+    assert headers == ["BUDGET", "LIMIT", "USED", "LEFT", "RESETS"]
     assert [budget[0] for budget in budgets] == ["tenant", "tenant", "agent", "agent"], budgets
 
 
