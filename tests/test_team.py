@@ -1,15 +1,18 @@
 """Teams: routing, a supervisor, a chain, an agent as a tool, hand-offs."""
 
+import asyncio
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from atlas_agents import Agent, Atlas, ConfigError, Policy, Price, RetryPolicy, Usage, tool
+from atlas_agents import Agent, Atlas, ConfigError, Delegation, Policy, Price, RetryPolicy, Usage, tool
 from atlas_agents.core.events import HandedOff, StreamEnd
 from atlas_agents.storage.sqlite import MemoryStore, SqliteStore
 from atlas_agents.team import agent_tool, by_keywords, by_rules, chain, last_speaker, supervisor
 from atlas_agents.testing import Reply, Scripted, calls, fails, says
+from checks import TIMEOUT
 
 
 def agent(id: str, *replies: Reply, **options: Any) -> Agent:
@@ -251,3 +254,47 @@ async def test_registered_agent_does_not_become_the_default() -> None:
 
 def test_route_message_is_route() -> None:
     assert Atlas.route_message is Atlas.route
+
+
+def _ask_each_other(*ids: str) -> list[Agent]:
+    """Return agents of which each asks the next one, and the last one the first one."""
+    others = zip(ids, [*ids[1:], ids[0]], strict=True)
+    return [agent(id, calls(f"ask_{other}", request="?"), says("I do it.")) for id, other in others]
+
+
+def _errors(agent: Agent) -> list[str]:
+    """Return the results of failed calls that the agent's model received."""
+    found = [result for message in find_model(agent).requests[-1].messages for result in message.tool_results]
+    return [str(result.result) for result in found if result.status == "error"]
+
+
+@pytest.mark.parametrize("ids", [("a", "b"), ("a",)])
+async def test_agents_that_are_tools_of_each_other_do_not_call_each_other_without_end(ids: tuple[str, ...]) -> None:
+    """An agent that waits for an answer is not asked, with and without an Atlas."""
+    expected = "a is waiting for your result, so you cannot ask it: answer without it."
+    async with asyncio.timeout(TIMEOUT):
+        alone = _ask_each_other(*ids)
+        for index, each in enumerate(alone):
+            each.tools = [alone[(index + 1) % len(alone)].as_tool()]
+        assert (await alone[0].run("Go.")).answer == "I do it."
+        assert [len(find_model(each).requests) for each in alone] == [2] * len(alone)
+        assert _errors(alone[-1]) == [expected]
+
+        for store in (None, MemoryStore()):
+            known = _ask_each_other(*ids)
+            async with Atlas(known, store=store) as atlas:
+                for index, each in enumerate(known):
+                    each.tools = [agent_tool(atlas, known[(index + 1) % len(known)])]
+                assert (await atlas.ask("Go.")).text == "I do it."
+            assert [len(find_model(each).requests) for each in known] == [2] * len(known)
+            assert _errors(known[-1]) == [expected]
+
+
+async def test_number_of_agents_that_ask_one_another_is_limited() -> None:
+    agents = _ask_each_other("a", "b", "c", "d")
+    async with asyncio.timeout(TIMEOUT), Atlas(agents, store=MemoryStore(), delegation=Delegation(depth=2)) as atlas:
+        for each, other in pairwise(agents):
+            each.tools = [agent_tool(atlas, other)]
+        assert (await atlas.ask("Go.")).text == "I do it."
+    assert [len(find_model(each).requests) for each in agents] == [2, 2, 2, 0]
+    assert _errors(agents[2]) == ["The delegation depth limit of 2 is reached: do the task yourself."]

@@ -16,7 +16,7 @@ from atlas_agents.agents.runtime import AgentRuntime, choose_turn_function
 from atlas_agents.agents.stream import AtlasStream, stream_method
 from atlas_agents.core.aio import BackgroundTasks, sync_method
 from atlas_agents.core.budgets import Budget, BudgetLike, read_budgets
-from atlas_agents.core.errors import BudgetExceeded, ConfigError, ProviderError
+from atlas_agents.core.errors import BudgetExceeded, ConfigError, LimitExceeded, ProviderError
 from atlas_agents.core.messages import (
     UNTRUSTED,
     Conversation,
@@ -28,6 +28,8 @@ from atlas_agents.core.messages import (
     user,
 )
 from atlas_agents.core.metadata import Metadata
+from atlas_agents.core.store import Chain
+from atlas_agents.core.tenancy import Delegation
 from atlas_agents.providers.base import Provider
 from atlas_agents.providers.failover import RetryPolicy, Route
 from atlas_agents.providers.registry import Model, check_model
@@ -325,7 +327,7 @@ class Agent:
         metadata: Mapping[str, Any] | None = None,
     ) -> AtlasStream:
         """Start one turn without an Atlas and return its stream; for the options see `run`."""
-        prompt, stream = read_prompt(message), AtlasStream(new_ordered_id())
+        prompt = read_prompt(message)
         options = read_options(
             output=output,
             output_retries=output_retries,
@@ -336,9 +338,7 @@ class Agent:
             deps=deps,
             metadata=metadata,
         )
-        run = self._create_run(session or Conversation(), options, user, stream)
-        self._turns.adopt(stream.start(run, run_turn(run, prompt, choose_turn_function(run))))
-        return stream
+        return self._start_turn(prompt, session or Conversation(), options, user)
 
     @sync_method(run)
     def run_sync() -> None:
@@ -382,9 +382,9 @@ class Agent:
 
     async def _answer_call(self, request: str, context: ToolContext) -> str:
         """Answer another agent; the usage counts as that of its turn."""
-        conversation = Conversation()
+        conversation, options = Conversation(), read_options(chain=chain_of_call(context, self.id))
         message = user(request, **({UNTRUSTED: list(context.untrusted)} if context.untrusted else {}))
-        stream = self.send(message, session=conversation, user=context.user)
+        stream = self._start_turn(message, conversation, options, context.user)
         try:
             return (await stream.reply()).text
         except asyncio.CancelledError:
@@ -394,6 +394,12 @@ class Agent:
             context.add_turn(stream.usage)
             for source in dict.fromkeys(source for each in conversation for source in each.untrusted):
                 context.mark_untrusted(f"agent: {source}")
+
+    def _start_turn(self, message: Message, session: Conversation, options: TurnOptions, user: str) -> AtlasStream:
+        stream = AtlasStream(new_ordered_id())
+        run = self._create_run(session, options, user, stream)
+        self._turns.adopt(stream.start(run, run_turn(run, message, choose_turn_function(run))))
+        return stream
 
     def _create_run(
         self, session: Conversation, options: TurnOptions, user: str, stream: AtlasStream | None = None
@@ -464,6 +470,19 @@ class Agent:
 def agent(id: str, **options: Any) -> Agent:
     """Create an agent, like `Agent(…)`."""
     return Agent(id, **options)
+
+
+def chain_of_call(context: ToolContext, agent_id: str) -> Chain:
+    """Return the delegation chain of the turn in which an agent answers a call of its tool.
+
+    Raises LimitExceeded if the agent waits for the result of that call, or the chain is too long.
+    """
+    waiting = (*context.chain.agents, context.agent.id)
+    if agent_id in waiting:
+        raise LimitExceeded(f"{agent_id} is waiting for your result, so you cannot ask it: answer without it.")
+    delegation = context.team_services.delegation if context.team_services is not None else Delegation()
+    delegation.check_depth(context.chain)
+    return msgspec.structs.replace(context.chain, root="", agents=waiting, job="")  # budgets and jobs count the caller
 
 
 def _combine_settings(

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from atlas_agents.agents.agent import ASK_PARAMETERS, ASK_TIMEOUT, Agent
+from atlas_agents.agents.agent import ASK_PARAMETERS, ASK_TIMEOUT, Agent, chain_of_call
 from atlas_agents.agents.options import HandoffPlan
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.messages import UNTRUSTED, Message, user
@@ -84,11 +84,11 @@ def agent_tool(atlas: Any, agent: Agent, *, name: str = "") -> Tool:
     """
 
     async def consult(request: str, context: ToolContext) -> str:
-        key = context.idempotency_key
+        key, chain = context.idempotency_key, chain_of_call(context, agent.id)
         session = f"{context.conversation.id}/{agent.id}/{key}"
         durable = {"idempotency_key": key} if atlas.store is not None else {}
         message = user(request, **({UNTRUSTED: list(context.untrusted)} if context.untrusted else {}))
-        stream = atlas.send(message, session=session, agent_id=agent.id, **durable)
+        stream = atlas.send(message, session=session, agent_id=agent.id, chain=chain, **durable)
         try:
             answer: Message = await stream.reply()
         except asyncio.CancelledError:

@@ -6,9 +6,9 @@ from typing import Any, Literal, TypeAlias, TypeVar
 import msgspec
 
 from atlas_agents.core.aio import SYSTEM_CLOCK, Clock, utc_day
-from atlas_agents.core.errors import ConfigError, QuotaExceeded
+from atlas_agents.core.errors import ConfigError, LimitExceeded, QuotaExceeded
 from atlas_agents.core.json import encode
-from atlas_agents.core.store import DropRecord, PutRecord, RecordKind, RecountBudget, Store
+from atlas_agents.core.store import Chain, DropRecord, PutRecord, RecordKind, RecountBudget, Store
 
 UserStatus: TypeAlias = Literal["active", "invited", "suspended"]
 T = TypeVar("T", bound=msgspec.Struct)
@@ -233,6 +233,11 @@ class Delegation(msgspec.Struct, frozen=True):
                 raise ConfigError(f"invalid Delegation({name}={getattr(self, name)}): must be at least 1")
         if not self.retry_delays or min(self.retry_delays) < 0:
             raise ConfigError("invalid Delegation(retry_delays=…): expected seconds to wait, none of them negative")
+
+    def check_depth(self, chain: Chain) -> None:
+        """Internal: raise LimitExceeded if a turn with this chain must not pass its task on to yet another agent."""
+        if len(chain.agents) >= self.depth:
+            raise LimitExceeded(f"The delegation depth limit of {self.depth} is reached: do the task yourself.")
 
 
 class AgentInfo(msgspec.Struct, frozen=True):

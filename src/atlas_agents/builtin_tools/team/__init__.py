@@ -108,10 +108,7 @@ def _check_target(target: str, context: ToolContext, services: TeamServices) -> 
         raise LimitExceeded(f"{target} is waiting for your result, so you cannot delegate to it. {available}")
     if target not in others:
         raise BadArguments(f"Unknown agent {target[:80]!r}. {available}")
-    if len(waiting) >= services.delegation.depth:
-        raise LimitExceeded(
-            f"The delegation depth limit of {services.delegation.depth} is reached: do the task yourself."
-        )
+    services.delegation.check_depth(context.chain)
 
 
 def _earlier(one: int | None, other: int | None) -> int | None:
