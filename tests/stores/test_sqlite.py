@@ -665,6 +665,49 @@ async def test_numbers_of_other_runs_are_out_of_reach(store: SqliteStore) -> Non
     assert [row.seq for row in await store.events(TENANT, "b")] == [1, 4]
 
 
+USE_AFTER_FORK = """
+import asyncio, os, signal, sys
+from atlas_agents import Agent, Atlas, StoreError
+from atlas_agents.storage.sqlite import SqliteStore
+from atlas_agents.testing import Scripted, says
+
+store = SqliteStore(sys.argv[1])
+asyncio.run(store.open())
+child = os.fork()
+if not child:
+    signal.alarm(int(sys.argv[2]))
+    atlas = Atlas([Agent("a", model=Scripted(says("Hi.")))], store=store)
+    for use in (lambda: atlas.ask_sync("Hi", session="s"), lambda: asyncio.run(store.open()),
+                lambda: asyncio.run(store.close())):
+        try:
+            use()
+        except StoreError as error:
+            print(str(error).replace(f"process {os.getpid()}", "this process"), flush=True)
+    os._exit(0)
+_, status = os.waitpid(child, 0)
+print(status, os.getpid())
+asyncio.run(store.close())
+"""
+
+
+def test_store_that_was_opened_before_a_fork_is_an_error(tmp_path: Path) -> None:
+    """The threads of the store do not exist in the child, so a request would wait for ever."""
+    path, seconds = tmp_path / "atlas.db", TIMEOUT / 4
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", USE_AFTER_FORK, str(path), str(int(seconds))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
+    *errors, ended = done.stdout.splitlines()
+    status, parent = ended.split()
+    assert (
+        errors
+        == [
+            f"database {path} was opened in process {parent}, before a fork: create and open a SqliteStore in this "
+            "process, after the fork"
+        ]
+        * 3
+    )
+    assert (status, done.stderr) == ("0", "")
+
+
 def read_log(database: Path) -> list[tuple[int, bool]]:
     """The page and whether it ends a transaction, of each frame in the write-ahead log."""
     data = database.with_name(f"{database.name}-wal").read_bytes()

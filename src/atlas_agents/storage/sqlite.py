@@ -77,6 +77,8 @@ class SqliteStore(SqlReads):
         self._clock = clock
         self._threads: tuple[_WriteThread, _ReadThread] | None = None
         self._searcher: _ReadThread | None = None
+        self._opened_by = 0
+        """Id of the process that opened the store. A forked child has none of its threads."""
 
     @property
     def transactions(self) -> int:
@@ -85,6 +87,7 @@ class SqliteStore(SqlReads):
 
     async def open(self) -> None:
         if self._threads is not None:
+            self._require_threads()
             raise StoreError(f"database {self.path} is already open: call close() first")
         writer = _WriteThread(self._options, self._clock, self.audit_signer.row_key if self.audit_signer else None)
         reader = _ReadThread(self._options)
@@ -95,7 +98,7 @@ class SqliteStore(SqlReads):
             for each in (reader, writer):
                 await each.thread.close("close")
             raise
-        self._threads = writer, reader
+        self._threads, self._opened_by = (writer, reader), os.getpid()
         if self.audit_signer is not None:
             try:
                 await self.audit_signer.open(self, self.audit_ends)
@@ -106,6 +109,8 @@ class SqliteStore(SqlReads):
 
     async def close(self) -> None:
         """Finish all commits and reads that were submitted, then close the file."""
+        if self._threads is not None:
+            self._require_threads()
         await self._refreshing.close()
         if self.audit_signer is not None:
             await self.audit_signer.close()
@@ -167,6 +172,11 @@ class SqliteStore(SqlReads):
     def _require_threads(self) -> "tuple[_WriteThread, _ReadThread]":
         if self._threads is None:
             raise StoreError(f"database {self.path} is not open: call open() first")
+        if self._opened_by != os.getpid():
+            raise StoreError(
+                f"database {self.path} was opened in process {self._opened_by}, before a fork: create and open a "
+                f"SqliteStore in process {os.getpid()}, after the fork"
+            )
         return self._threads
 
 
