@@ -1,7 +1,7 @@
 """Durable turns: sessions, runs, counters and audit rows survive a restart."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypedDict
@@ -23,6 +23,7 @@ from atlas_agents import (
     tool,
     verify,
 )
+from atlas_agents.core.events import StreamEnd
 from atlas_agents.core.store import AcceptRun, PutSession, RunRow, SetRun, Write
 from atlas_agents.storage.sqlite import MemoryStore, SqliteStore
 from atlas_agents.testing import Scripted, calls, fails, in_memory_atlas, says
@@ -223,6 +224,45 @@ async def test_turn_cancelled_during_acceptance_ends_and_the_next_one_starts() -
             await stream.reply()
         assert (await atlas.ask("two", session="s")).text == "Fine."
     assert [run.status for run in await store.runs("default", "s")] == ["cancelled", "done"]
+
+
+async def test_turn_that_ends_before_it_is_accepted_is_reported_once() -> None:
+    """While its session is loaded, a turn may be cancelled, or the store may fail."""
+
+    class BrokenStore(MemoryStore):
+        async def runs(self, *_: Any, **__: Any) -> list[RunRow]:
+            raise StoreError("the disk is gone")
+
+    async def ends(store: MemoryStore, act: Callable[[Atlas], Awaitable[object]]) -> list[tuple[str, bool, str | None]]:
+        published: list[StreamEnd] = []
+        async with in_memory_atlas(Scripted(says("Hi.")), store=store) as atlas, asyncio.timeout(TIMEOUT):
+            atlas.on("stream:end", published.append)
+            await act(atlas)
+            assert await store.messages("default", "s") == []
+        return [(end.type, end.cancelled, end.error) for end in published]
+
+    async def cancel_stream(atlas: Atlas) -> None:
+        stream = atlas.send("Hello", session="s")
+        stream.cancel()
+        assert [event.type async for event in stream] == ["stream:end"]
+        with pytest.raises(Cancelled):
+            await stream.reply()
+
+    async def cancel_ask(atlas: Atlas) -> None:
+        asking = asyncio.create_task(atlas.ask("Hello", session="s"))
+        asyncio.get_running_loop().call_soon(asking.cancel)
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+
+    async def fail(atlas: Atlas) -> None:
+        stream = atlas.send("Hello", session="s")
+        assert [event.type async for event in stream] == ["stream:end", "error"]
+        with pytest.raises(StoreError, match="the disk is gone"):
+            await stream.reply()
+
+    assert await ends(MemoryStore(), cancel_stream) == [("stream:end", True, None)]
+    assert await ends(MemoryStore(), cancel_ask) == [("stream:end", True, None)]
+    assert await ends(BrokenStore(), fail) == [("stream:end", False, "the disk is gone")]
 
 
 async def test_turn_cancelled_right_after_recovery_leaves_no_call_without_result(tmp_path: Path) -> None:

@@ -88,16 +88,13 @@ async def run_turn(run: Run, message: Message | None, execute: TurnFunction = ru
         except (DuplicateRun, Steered):
             status = ""
             raise
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as cancelled:
             await run.end("cancelled")
             status = "cancelled"
-            if not run.detached:
-                run.emit(events.StreamEnd(run.id, run.usage, cancelled=True))
+            report_failure(run, cancelled)
             raise
         except Exception as failure:
-            if run.fenced or not run.detached:
-                run.emit(events.StreamEnd(run.id, run.usage, error=str(failure)))
-                run.emit(events.ErrorRaised(run.id, str(failure), failure_kind(failure)))
+            report_failure(run, failure)
             raise
         else:
             run.emit(events.StreamEnd(run.id, run.usage))
@@ -105,6 +102,16 @@ async def run_turn(run: Run, message: Message | None, execute: TurnFunction = ru
         finally:
             run.record_end(status)
     return reply
+
+
+def report_failure(run: Run, failure: Exception | asyncio.CancelledError) -> None:
+    """Emit how a turn without an answer ended, unless it has not ended and will be resumed."""
+    if isinstance(failure, asyncio.CancelledError):
+        if not run.detached:
+            run.emit(events.StreamEnd(run.id, run.usage, cancelled=True))
+    elif run.fenced or not run.detached:
+        run.emit(events.StreamEnd(run.id, run.usage, error=str(failure)))
+        run.emit(events.ErrorRaised(run.id, str(failure), failure_kind(failure)))
 
 
 async def accept_message(run: Run, message: Message | None) -> list[Message]:

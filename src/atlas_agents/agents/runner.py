@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, cast
 
 from atlas_agents.agents.agent import Agent
 from atlas_agents.agents.jobs import Jobs
-from atlas_agents.agents.loop import accept_message, run_turn
+from atlas_agents.agents.loop import accept_message, report_failure, run_turn
 from atlas_agents.agents.options import TurnOptions
 from atlas_agents.agents.run import Accepted, DuplicateRun, Run, Steered, decode_options
 from atlas_agents.agents.runtime import AgentRuntime, choose_turn_function
@@ -364,8 +364,7 @@ class TurnRunner:
             if self._is_remote(run):
                 return await self._run_remotely(run, message, stream)
             if run.journal is not None and not run.resumed and not is_loaded(run.conversation):
-                async with run.lock.accept:
-                    await self._resume_session(run.conversation.id)
+                await self._load_session(run)
             return await run_turn(run, message, choose_turn_function(run))
         except Steered as steered:
             return await self._follow_entered(run, steered, stream)
@@ -433,6 +432,15 @@ class TurnRunner:
         ended = AddJournal(row.id, epoch, "ended", "", encode(EndRecord("failed", error, kind=kind)))
         failed = SetRun(row.id, epoch, "failed", error)
         await self._store.commit(row.tenant, [ClaimRun(row.id), ended, failed, ReleaseBudgets(row.id, ended=True)])
+
+    async def _load_session(self, run: Run) -> None:
+        """Prepare a session for its first new turn in this process; a failure ends that turn."""
+        try:
+            async with run.lock.accept:
+                await self._resume_session(run.conversation.id)
+        except (asyncio.CancelledError, Exception) as failure:
+            report_failure(run, failure)
+            raise
 
     async def _resume_session(self, session: str) -> None:
         """Resume unfinished turns of a session before its first new turn in this process."""
