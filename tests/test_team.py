@@ -1,16 +1,17 @@
 """Teams: routing, a supervisor, a chain, an agent as a tool, hand-offs."""
 
 import asyncio
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from atlas_agents import Agent, Atlas, ConfigError, Delegation, Policy, Price, RetryPolicy, Usage, tool
+from atlas_agents import Agent, Atlas, ConfigError, Delegation, Message, Policy, Price, RetryPolicy, Usage, tool
 from atlas_agents.core.events import HandedOff, StreamEnd
 from atlas_agents.storage.sqlite import MemoryStore, SqliteStore
-from atlas_agents.team import agent_tool, by_keywords, by_rules, chain, last_speaker, supervisor
+from atlas_agents.team import HandoffPlan, agent_tool, by_keywords, by_rules, chain, last_speaker, supervisor
 from atlas_agents.testing import Reply, Scripted, calls, fails, says
 from checks import TIMEOUT
 
@@ -244,6 +245,30 @@ async def test_strategy_with_an_unknown_agent_is_an_error() -> None:
     atlas = Atlas([agent("a", says("x"))]).route(chain("a", "b"))
     with pytest.raises(ConfigError, match="'b'"):
         await atlas.ask("Hi")
+
+
+def test_strategy_that_is_no_plain_function_is_an_error() -> None:
+    async def choose(message: Message, agents: Sequence[Agent]) -> HandoffPlan:
+        return HandoffPlan("a")
+
+    for strategy in (choose, "a"):
+        given: Any = strategy
+        with pytest.raises(ConfigError, match=r"takes a plain function \(def, not async def\)"):
+            Atlas([agent("a")]).route(given)
+
+
+async def test_strategy_that_returns_no_plan_is_an_error() -> None:
+    def choose(message: Message, agents: Sequence[Agent]) -> Any:
+        return "a"
+
+    atlas = Atlas([agent("a", says("x"))]).route(choose)
+    expected = r"the routing strategy returned 'a': expected a HandoffPlan, for example HandoffPlan\('agent id'\)"
+    with pytest.raises(ConfigError, match=expected):
+        await atlas.ask("Hi")
+    with pytest.raises(ConfigError, match=expected):
+        atlas.send("Hi")
+    with pytest.raises(ConfigError, match=expected):
+        await atlas.run("Hi")
 
 
 async def test_registered_agent_does_not_become_the_default() -> None:

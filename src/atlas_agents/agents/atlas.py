@@ -18,7 +18,7 @@ from atlas_agents.agents.run import RunResult, T, read_options
 from atlas_agents.agents.runtime import RESERVED_TOOLS, AgentRuntime, R
 from atlas_agents.agents.sessions import Sessions
 from atlas_agents.agents.stream import AtlasStream, stream_method
-from atlas_agents.agents.team import Strategy, check_plan
+from atlas_agents.agents.team import Strategy, check_plan, check_strategy
 from atlas_agents.core.aio import SYSTEM_CLOCK, Clock, sync_method
 from atlas_agents.core.approvals import Answer, Decision, Question
 from atlas_agents.core.budgets import Budget, BudgetLike, BudgetStatus, TurnIdentity, read_budgets
@@ -178,7 +178,7 @@ class Atlas:
 
     def route(self, strategy: Strategy | None) -> Self:
         """Choose the agents of turns that name none with a strategy of `atlas_agents.team`; None turns that off."""
-        self._strategy = strategy
+        self._strategy = check_strategy(strategy)
         return self
 
     route_message = route

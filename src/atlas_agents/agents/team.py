@@ -6,10 +6,11 @@ A strategy only chooses the agents. The turn stays one run with one stream, whic
 import asyncio
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from atlas_agents.agents.agent import ASK_PARAMETERS, ASK_TIMEOUT, Agent, chain_of_call
 from atlas_agents.agents.options import HandoffPlan
+from atlas_agents.core.aio import is_async
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.messages import UNTRUSTED, Message, user
 from atlas_agents.tools.context import ToolContext
@@ -119,8 +120,22 @@ async def _untrusted_sources(atlas: Any, session: str) -> list[str]:
     return list(dict.fromkeys(source for message in messages for source in message.untrusted))
 
 
-def check_plan(plan: HandoffPlan, exists: Callable[[str], bool]) -> HandoffPlan:
-    """Return the plan; raises ConfigError if it names an unknown agent."""
+def check_strategy(strategy: Strategy | None) -> Strategy | None:
+    """Return the strategy; raises ConfigError if it is no plain function."""
+    if strategy is not None and (not callable(cast(object, strategy)) or is_async(strategy)):
+        raise ConfigError(
+            f"invalid routing strategy {strategy!r}: route(…) takes a plain function (def, not async def) of the "
+            "message and the agents that returns a HandoffPlan"
+        )
+    return strategy
+
+
+def check_plan(plan: object, exists: Callable[[str], bool]) -> HandoffPlan:
+    """Return the plan; raises ConfigError if it is of another type, or names an unknown agent."""
+    if not isinstance(plan, HandoffPlan):
+        raise ConfigError(
+            f"the routing strategy returned {plan!r}: expected a HandoffPlan, for example HandoffPlan('agent id')"
+        )
     for agent_id in filter(None, (plan.agent_id, *plan.hands_to, *plan.then)):
         if not exists(agent_id):
             raise ConfigError(f"the routing strategy returned an unknown agent {agent_id!r}")
