@@ -1,18 +1,21 @@
 """The fault simulator: seeded faults and crashes of an agent, and proof that it detects lost and repeated effects."""
 
 import asyncio
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
 from atlas_agents import Agent, ConfigError, ProviderError, ToolContext, tool
 from atlas_agents.builtin_tools.team import delegate_task
 from atlas_agents.core.aio import Clock
-from atlas_agents.core.store import AddJournal, Write
+from atlas_agents.core.store import AcceptRun, AddJournal, AddMessage, Write
+from atlas_agents.guardrails import personal_data
 from atlas_agents.storage.sqlite import MemoryStore
 from atlas_agents.testing import (
     FaultKind,
@@ -142,6 +145,71 @@ class StoreWithoutSync(MemoryStore):
 def test_store_that_loses_the_last_write_in_a_crash_is_reported() -> None:
     report = FaultSimulator().run(shop, "Buy it", store=lambda clock: StoreWithoutSync(clock=clock), seeds=0)
     assert report.by_subject()["journal"]["lost"] > 0
+
+
+@pytest.mark.parametrize("text", ["hello", "Write to ana@example.org"])
+def test_message_that_a_model_repeats_or_a_guardrail_changes_is_neither_repeated_nor_lost(text: str) -> None:
+    def parrot(simulation: Simulation) -> Agent:
+        return Agent("parrot", model=Scripted(says(text), says("Write to [email]")))
+
+    messages = [text, "Write to cy@example.org"]
+    report = FaultSimulator().run(parrot, messages, interceptors=[personal_data()], seeds=5)
+    report.raise_if_failed(allow_unknown=False)
+
+
+class RepeatingStore(MemoryStore):
+    """Stores each message of a user twice."""
+
+    async def commit(self, tenant: str, writes: Sequence[Write]) -> list[Any]:
+        results = await super().commit(tenant, writes)
+        sent = [write for write in writes if isinstance(write, AddMessage) and b'"user"' in write.body]
+        await super().commit(tenant, [msgspec.structs.replace(write, id=f"{write.id}-2") for write in sent])
+        return results
+
+
+class LosingStore(MemoryStore):
+    """Acknowledges messages of a user and does not store them."""
+
+    async def commit(self, tenant: str, writes: Sequence[Write]) -> list[Any]:
+        kept = [write for write in writes if not (isinstance(write, AddMessage) and b'"user"' in write.body)]
+        results = iter(await super().commit(tenant, kept))
+        return [next(results) if write in kept else None for write in writes]
+
+
+class KeylessStore(MemoryStore):
+    """Ignores idempotency keys."""
+
+    async def commit(self, tenant: str, writes: Sequence[Write]) -> list[Any]:
+        keyless = [
+            msgspec.structs.replace(each, idempotency_key="") if isinstance(each, AcceptRun) else each
+            for each in writes
+        ]
+        return await super().commit(tenant, keyless)
+
+
+@pytest.mark.parametrize(
+    ("store", "finding"),
+    [
+        (RepeatingStore, "repeated: message: message 1 is stored 2 times: 'Write to [email]'"),
+        (LosingStore, "lost: message: message 1 was accepted and is not stored: 'Write to [email]'"),
+    ],
+)
+def test_store_that_repeats_or_loses_a_message_is_reported(store: type[MemoryStore], finding: str) -> None:
+    agent = Agent("clerk", model=Scripted(says("Write to [email]")))
+
+    def create(clock: Clock) -> MemoryStore:
+        return store(clock=clock)
+
+    with pytest.raises(ConfigError, match=re.escape(finding)):
+        FaultSimulator().run(agent, "Write to ana@example.org", store=create, interceptors=[personal_data()])
+
+
+def test_store_that_ignores_idempotency_keys_is_reported() -> None:
+    def clerk(simulation: Simulation) -> Agent:
+        return Agent("clerk", model=Scripted(says("Hi."), says("Hi.")))
+
+    report = FaultSimulator().run(clerk, "Hello", seeds=0, store=lambda clock: KeylessStore(clock=clock))
+    assert report.by_subject()["message"]["repeated"] > 0
 
 
 def test_tool_that_reports_success_too_early_is_reported() -> None:

@@ -38,6 +38,7 @@ from atlas_agents.testing.faults import (
     memory_store,
     open_sqlite_file,
 )
+from atlas_agents.tools.journal import read_first_messages
 
 T = TypeVar("T")
 StoreChoice: TypeAlias = Callable[[Clock], Store] | Literal["memory", "sqlite"]
@@ -433,16 +434,20 @@ class _Case:
     async def _check_messages(self) -> AsyncIterator[Finding]:
         """Yield acknowledged messages that the store does not have, and turns that never ended."""
         store = self.simulation.store
-        rows = {row.id: row for row in await store.runs(_TENANT, _SESSION)}
-        stored = Counter([each.message.text for each in await store.messages(_TENANT, _SESSION)])
+        rows = {number: await store.run(_TENANT, run_id) for number, run_id in self._acknowledged.items()}
+        # as they were accepted: interceptors may have changed them
+        sent = {number: read_first_messages(row)[-1].text for number, row in rows.items() if row is not None}
+        messages = [(each.run_id, each.message) for each in await store.messages(_TENANT, _SESSION)]
+        stored = [(run_id, message.text) for run_id, message in messages if message.role == "user"]
         for number, run_id in self._acknowledged.items():
-            text, row = self._scenario.messages[number], rows.get(run_id)
-            if row is None or not stored[text]:
+            row, text = rows[number], sent.get(number, self._scenario.messages[number])
+            count = sum([each == text for _, each in stored])
+            if row is None or (run_id, text) not in stored:
                 yield Finding("lost", "message", f"message {number + 1} was accepted and is not stored: {text!r}")
             elif row.status in OPEN:
                 yield Finding("lost", "turn", f"the turn of message {number + 1} never ended: it is {row.status}")
-            elif stored[text] > self._scenario.messages.count(text):
-                yield Finding("repeated", "message", f"message {number + 1} is stored {stored[text]} times: {text!r}")
+            elif count > sum([sent.get(other, text) == text for other in range(len(self._scenario.messages))]):
+                yield Finding("repeated", "message", f"message {number + 1} is stored {count} times: {text!r}")
 
     async def _check_journal(self) -> None:
         """Note acknowledged steps that the store does not have, before a new process can record them again."""
