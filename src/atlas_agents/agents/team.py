@@ -121,7 +121,7 @@ async def _untrusted_sources(atlas: Any, session: str) -> list[str]:
 
 
 def check_strategy(strategy: Strategy | None) -> Strategy | None:
-    """Return the strategy; raises ConfigError if it is no plain function."""
+    """Return the strategy; raises ConfigError if it is not a plain function."""
     if strategy is not None and (not callable(cast(object, strategy)) or is_async(strategy)):
         raise ConfigError(
             f"invalid routing strategy {strategy!r}: route(…) takes a plain function (def, not async def) of the "
