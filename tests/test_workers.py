@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import gc
 import importlib.util
 import os
 import re
@@ -18,8 +19,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from atlas_agents import Agent
+from atlas_agents.testing import Scripted, calls, says
 from atlas_agents.tools.worker_pool import WorkerDied, Workers, report
-from checks import TIMEOUT, cpu_factor
+from checks import TIMEOUT, cpu_factor, wait_until
 
 STALL = 0.05
 HEAVY = ("asyncio", "aiohttp", "pydantic", "msgspec", "cloudpickle", "atlas_agents", "atlas_agents.agents")
@@ -610,6 +613,21 @@ async def test_workers_of_a_closed_event_loop_are_killed_by_the_next() -> None:
     assert await run(workers, os.getpid) != left
     assert await all_dead(left)
     await workers.close()
+
+
+async def test_workers_of_a_collected_agent_end(workers: Workers) -> None:
+    def used() -> tuple[int, int, int]:
+        gc.collect()
+        threads = sum(thread.name == "atlas-worker" for thread in threading.enumerate())
+        return worker_count(), threads, len(os.listdir("/dev/fd"))
+
+    await run(workers, add, a=1)  # none of the shared ones starts or ends meanwhile
+    before = used()
+    for _ in range(3):
+        agent = Agent("adds", model=Scripted(calls("add", a=1, b=2), says("3")), tools=[add])
+        assert (await asyncio.wait_for(agent.run("Add"), TIMEOUT)).steps[0].output == 3
+        del agent
+    await wait_until(lambda: all(now <= then for now, then in zip(used(), before, strict=True)), seconds=20)
 
 
 async def test_worker_that_cannot_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

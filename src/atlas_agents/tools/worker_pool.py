@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -51,7 +52,7 @@ class WorkerProcess:
         self.ready = False
         self.end: asyncio.Future[str] = loop.create_future()
         self._limit = max(max_result, worker_codec.MAX_FAULT) + worker_codec.SMALL
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # the garbage collector may call `kill` in a thread that holds it
         self._pid: int | None = None
         self._killed = False
         self._path: list[str] | None = None
@@ -168,8 +169,8 @@ class WorkerProcess:
             process.wait()
         with self._lock:
             self._kill_group()  # before it is reaped: until then its id cannot be reused
-            code = process.wait()
             self._pid = None
+            code = process.wait()
         if code >= 0:
             return f"exited with code {code}"
         return "was killed by " + next((s.name for s in signal.Signals if s == -code), f"signal {-code}")
@@ -203,11 +204,16 @@ class WorkerDied(Exception):
 
 
 class Workers:
-    """Worker pools, one per event loop. Workers end with their event loop, and never outlive this process."""
+    """Worker pools, one per event loop.
+
+    Workers end with their event loop or with this object, whichever is first, and never outlive this process.
+    """
 
     def __init__(self, *, warm: int = 2, at_most: int = 16, max_result: int = 32_000_000) -> None:
         self._sizes = (warm, at_most, max_result)
         self._pools: dict[asyncio.AbstractEventLoop, _Pool] = {}
+        finalizer = weakref.finalize(self, _abandon_pools, self._pools)
+        finalizer.atexit = False  # pyrefly: ignore[missing-attribute] - it is a property; workers end with this process
 
     async def run(
         self,
@@ -255,10 +261,15 @@ class Workers:
         if pool is None or pool.closed:
             for other in list(self._pools):
                 if other.is_closed() and (unused := self._pools.pop(other, None)):
-                    unused.abandon()  # the loop may have been closed without shutting down its generators
+                    unused.abandon(other)  # the loop may have been closed without shutting down its generators
             pool = self._pools[loop] = _Pool(*self._sizes)
             await anext(pool.closer)
         return pool
+
+
+def _abandon_pools(pools: Mapping[asyncio.AbstractEventLoop, "_Pool"]) -> None:
+    for loop, pool in pools.items():
+        pool.abandon(loop)
 
 
 class _Pool:
@@ -308,11 +319,13 @@ class _Pool:
             for worker in workers:
                 await worker.wait_until_dead()
 
-    def abandon(self) -> None:
-        """Kill and close the workers of an event loop that is closed."""
-        for worker in self._all:
+    def abandon(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Kill the workers without waiting, from any thread. Their loop closes them, unless it is closed itself."""
+        self.closed = True
+        for worker in list(self._all):
             worker.kill()
-            worker.close()
+            if loop.is_closed():
+                worker.close()
 
     async def _acquire(self) -> WorkerProcess:
         if self._idle:
