@@ -1,12 +1,16 @@
 """Limits: concurrent calls, calls per tick, calls per day, and repeated calls."""
 
 import asyncio
+import threading
+import time
 
 import pytest
 
-from atlas_agents import Agent, Atlas, ConfigError, Limits, ToolResult, tool
+from atlas_agents import Agent, Atlas, ConfigError, Conversation, Limits, ToolResult, tool
+from atlas_agents.core.aio import SystemClock
 from atlas_agents.core.paths import Environment
 from atlas_agents.testing import Reply, Scripted, VirtualClock, calls, in_memory_atlas, says
+from atlas_agents.tools.limits import Ticker, TickLimiter
 from checks import TIMEOUT, run_ready_tasks, wait_until
 
 
@@ -116,6 +120,53 @@ async def test_turn_cancelled_while_its_calls_wait_for_a_tick_runs_none_of_them(
         assert ran == [0, 1]
         assert types.count("tool:result") == 4
         assert (await atlas.ask("on")).text == "Going on."
+
+
+def test_tick_limit_holds_in_another_event_loop_while_the_first_one_does_not_run() -> None:
+    started = list[float]()
+
+    @tool
+    async def act(n: int) -> int:
+        """Act."""
+        started.append(time.monotonic())
+        return n
+
+    model = Scripted(calls("act", n=1), says("One."), calls("act", n=2), says("Two."))
+    atlas = in_memory_atlas(model, [act], limits=Limits(per_tick=1, tick=0.1))
+    assert atlas.ask_sync("go", session="one").text == "One."
+    assert asyncio.run(asyncio.wait_for(atlas.ask("go", session="two"), TIMEOUT)).text == "Two."
+    assert started[1] - started[0] >= 0.1
+
+
+def test_tick_limit_is_shared_by_threads_whose_loops_start_and_stop() -> None:
+    ticks, started = TickLimiter(Ticker(SystemClock(), 0.02), 1), list[int]()
+
+    async def turn(place: int) -> None:
+        async with asyncio.timeout(TIMEOUT):
+            await ticks.acquire("worker")
+        started.append(place)
+
+    threads = [threading.Thread(target=asyncio.run, args=(turn(place),), daemon=True) for place in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(TIMEOUT)
+    assert sorted(started) == list(range(8))
+
+
+def test_call_that_is_left_in_a_sync_stream_does_not_block_the_calls_of_another_loop() -> None:
+    async def act(n: int) -> int:
+        """Act."""
+        if n == 1:
+            await asyncio.Event().wait()
+        return n
+
+    model = Scripted(calls("act", n=1), calls("act", n=2), says("Two."))
+    atlas = in_memory_atlas(model, [act], limits=Limits(at_once=1))
+    with atlas.stream_sync("go", session=Conversation(id="ana")) as stream:
+        assert next(event for event in stream if event.type == "tool:called")
+        reply = asyncio.run(asyncio.wait_for(atlas.ask("go", session=Conversation(id="ana")), TIMEOUT))
+    assert reply.text == "Two."
 
 
 async def test_each_agent_has_its_own_tick_limit() -> None:

@@ -5,6 +5,7 @@ across restarts.
 """
 
 import asyncio
+import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -21,31 +22,35 @@ MAX_CALLS_PER_PROCESS = 64
 
 
 class Ticker:
-    """Calls scheduled callbacks every `seconds`; the timer runs only while a callback is scheduled."""
+    """Calls scheduled callbacks every `seconds` in the event loop that scheduled them.
+
+    The timer of a loop runs only while a callback is scheduled there.
+    """
 
     def __init__(self, clock: Clock, seconds: float) -> None:
         self._clock = clock
         self._seconds = seconds
-        self._callbacks: list[Callback] = []
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._callbacks: dict[asyncio.AbstractEventLoop, list[Callback]] = {}
 
     def schedule(self, callback: Callback) -> None:
-        """Schedule a callback to be called once, at the next tick."""
-        if self._loop is not None and self._loop.is_closed():  # its timer will never fire
-            self._loop = None
-            self._callbacks.clear()
-        self._callbacks.append(callback)
-        if self._loop is None:
-            self._loop = asyncio.get_running_loop()
-            self._clock.call_later(self._seconds, self._fire)
+        """Schedule a callback to be called once, at the next tick of this loop."""
+        loop = asyncio.get_running_loop()
+        callbacks = self._callbacks.get(loop)
+        if callbacks is None:
+            for other in [each for each in list(self._callbacks) if each.is_closed()]:  # its timer will never fire
+                self._callbacks.pop(other, None)
+            self._callbacks[loop] = [callback]
+            self._clock.call_later(self._seconds, lambda: self._fire(loop))
+        elif callback not in callbacks:
+            callbacks.append(callback)
 
     def unschedule(self, callback: Callback) -> None:
-        if callback in self._callbacks:
-            self._callbacks.remove(callback)
+        for callbacks in list(self._callbacks.values()):
+            if callback in callbacks:
+                callbacks.remove(callback)
 
-    def _fire(self) -> None:
-        callbacks, self._callbacks, self._loop = self._callbacks, [], None
-        for callback in callbacks:
+    def _fire(self, loop: asyncio.AbstractEventLoop) -> None:
+        for callback in self._callbacks.pop(loop, ()):
             callback()
 
 
@@ -107,7 +112,7 @@ class Limits(msgspec.Struct, frozen=True):
     """Limits on the tool calls of an Atlas; None means no limit.
 
     Args:
-        at_once: Concurrent calls of a session.
+        at_once: Concurrent calls of a session in an event loop.
         per_tick: Calls that start in each `tick`.
         tick: Length of an interval in seconds.
         per_day: Calls per day; with a store, also across restarts.
@@ -168,7 +173,11 @@ class MemoryCounter:
 
 
 class TickLimiter:
-    """Rate limiter: lets a number of calls per agent start in each tick; the others wait in order."""
+    """Rate limiter: lets a number of calls per agent start in each tick; the others wait in order.
+
+    The event loops of all threads share the counts. One of them starts the ticks; while it does not run, as between two
+    sync calls, another takes over.
+    """
 
     def __init__(self, ticker: Ticker, per_tick: int) -> None:
         self._ticker = ticker
@@ -176,68 +185,97 @@ class TickLimiter:
         self._remaining: dict[str, int] = {}
         self._queues: dict[str, deque[asyncio.Future[None]]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
-        """The event loop on which the next tick is scheduled."""
+        """The event loop that starts the next tick."""
+        self._lock = threading.RLock()
 
     def take(self, agent_id: str) -> bool:
         """Let this agent start a call if it may do so now; return whether it may."""
-        self._start()
-        remaining = self._remaining.get(agent_id, self._per_tick)
-        if remaining <= 0 or self._queues.get(agent_id):
-            return False
-        self._remaining[agent_id] = remaining - 1
-        return True
+        with self._lock:
+            self._start()
+            remaining = self._remaining.get(agent_id, self._per_tick)
+            if remaining <= 0 or self._queues.get(agent_id):
+                return False
+            self._remaining[agent_id] = remaining - 1
+            return True
 
     async def acquire(self, agent_id: str) -> None:
         """Wait until this agent may start a call."""
-        if self.take(agent_id):
-            return
-        queue = self._queues.setdefault(agent_id, deque())
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        queue.append(waiter)
+        with self._lock:
+            if self.take(agent_id):
+                return
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._queues.setdefault(agent_id, deque()).append(waiter)
+            self._ticker.schedule(self._on_tick)  # also if another loop starts the next tick: it may stop running
         try:
             await waiter
         except asyncio.CancelledError:
-            if not waiter.cancelled():  # cancelled in the moment that it could start
-                self._release(agent_id)
-            elif waiter in queue:
-                queue.remove(waiter)
+            with self._lock:
+                if not waiter.cancelled():  # cancelled in the moment that it could start
+                    self._release(agent_id)
+                elif (queue := self._queues.get(agent_id)) and waiter in queue:
+                    queue.remove(waiter)
             raise
 
     def queue_length(self, agent_id: str) -> int:
         return len(self._queues.get(agent_id, ()))
 
     def _start(self) -> None:
-        if self._loop is not None:
-            if not self._loop.is_closed():
-                return
-            self._queues.clear()  # the timer of a closed loop will never fire
+        """Let this loop start the next tick, unless another one that runs does."""
+        if self._loop is not None and self._loop.is_running():
+            return
+        if self._loop is not None and self._loop.is_closed():
+            for agent_id, queue in list(self._queues.items()):  # nobody waits in a closed loop
+                self._queues[agent_id] = deque(waiter for waiter in queue if not waiter.get_loop().is_closed())
         self._loop = asyncio.get_running_loop()
         self._ticker.schedule(self._on_tick)
 
     def _release(self, agent_id: str) -> None:
-        for waiter in self._queues.get(agent_id, ()):
-            if not waiter.done():
-                self._queues[agent_id].remove(waiter)
-                waiter.set_result(None)
+        queue = self._queues.get(agent_id)
+        while queue:
+            if self._wake(agent_id, queue.popleft()):
                 return
         self._remaining[agent_id] = self._remaining.get(agent_id, self._per_tick - 1) + 1
 
     def _on_tick(self) -> None:
         """Start a new tick: waiting calls start first. Ticking stops once no call has started or waits."""
-        self._remaining.clear()
-        self._loop = None
-        for agent_id, queue in list(self._queues.items()):
-            remaining = self._per_tick
-            while queue and remaining:
-                waiter = queue.popleft()
-                if not waiter.done():
-                    waiter.set_result(None)
-                    remaining -= 1
-            self._remaining[agent_id] = remaining
-            if not queue:
-                del self._queues[agent_id]
-        if any(remaining < self._per_tick for remaining in self._remaining.values()):
-            self._start()
+        with self._lock:
+            loop = asyncio.get_running_loop()
+            if self._loop is not loop:
+                self._start()
+                if any(waiter.get_loop() is loop for queue in self._queues.values() for waiter in queue):
+                    self._ticker.schedule(self._on_tick)
+                return
+            self._remaining.clear()
+            self._loop = None
+            for agent_id, queue in list(self._queues.items()):
+                remaining = self._per_tick
+                while queue and remaining:
+                    remaining -= self._wake(agent_id, queue.popleft())
+                self._remaining[agent_id] = remaining
+                if not queue:
+                    del self._queues[agent_id]
+            if any(remaining < self._per_tick for remaining in self._remaining.values()):
+                self._start()
+
+    def _wake(self, agent_id: str, waiter: asyncio.Future[None]) -> bool:
+        """Let a waiting call of any loop start; return False if it does not wait any more."""
+        if waiter.done():
+            return False
+        if (loop := waiter.get_loop()) is asyncio.get_running_loop():
+            waiter.set_result(None)
+            return True
+        try:
+            loop.call_soon_threadsafe(self._settle, agent_id, waiter)
+        except RuntimeError:  # the loop is closed
+            return False
+        return True
+
+    def _settle(self, agent_id: str, waiter: asyncio.Future[None]) -> None:
+        if not waiter.done():
+            waiter.set_result(None)
+            return
+        with self._lock:  # cancelled before it could start
+            self._release(agent_id)
 
 
 class RepeatDetector:
@@ -268,17 +306,23 @@ class Limiter:
         self.day_counter = MemoryCounter() if day_counter is None else day_counter
         self.ticker = Ticker(clock, limits.tick)
         self.tick_limiter = TickLimiter(self.ticker, limits.per_tick) if limits.per_tick is not None else None
-        self._sessions: weakref.WeakValueDictionary[str, Slots] = weakref.WeakValueDictionary()
+        self._sessions: weakref.WeakKeyDictionary[
+            asyncio.AbstractEventLoop, weakref.WeakValueDictionary[str, Slots]
+        ] = weakref.WeakKeyDictionary()
 
     def repeat_detector(self) -> RepeatDetector | None:
         """Return a new repeat detector for a run."""
         return RepeatDetector(self.limits.repeats) if self.limits.repeats is not None else None
 
     def session_slots(self, session: str) -> Slots:
-        """Return the slots for concurrent calls of a session."""
-        slots = self._sessions.get(session)
+        """Return the slots for concurrent calls of a session in this event loop."""
+        loop = asyncio.get_running_loop()
+        sessions = self._sessions.get(loop)
+        if sessions is None:
+            sessions = self._sessions[loop] = weakref.WeakValueDictionary()
+        slots = sessions.get(session)
         if slots is None:
-            slots = self._sessions[session] = Slots(self.limits.at_once)
+            slots = sessions[session] = Slots(self.limits.at_once)
         return slots
 
     @property
