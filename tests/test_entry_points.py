@@ -4,6 +4,7 @@ import asyncio
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, assert_type
 
@@ -212,6 +213,31 @@ def test_sync_stream_cancels_a_turn_that_is_left() -> None:
             if event.type == "tool:called":
                 break
     assert [event.type for event in stream][-1] == "stream:end"
+
+
+@both
+def test_sync_stream_refuses_another_thread_until_its_turn_has_ended(kind: str) -> None:
+    start, _ = owner(kind, says("One two three."))
+    stream, caught, types = start.stream_sync("Count"), list[str](), list[str]()
+
+    def use() -> None:
+        for method in (lambda: list(stream), lambda: list(stream.texts()), stream.reply, stream.cancel):
+            try:
+                method()
+            except ConfigError as error:
+                caught.append(str(error))
+
+    def in_thread(function: Callable[[], object]) -> None:
+        thread = threading.Thread(target=function, daemon=True)
+        thread.start()
+        thread.join(TIMEOUT)
+
+    in_thread(use)
+    assert len(caught) == 4
+    assert all("started in another thread" in text and "call stream_sync in the thread" in text for text in caught)
+    assert stream.reply().text == "One two three."
+    in_thread(lambda: types.extend(event.type for event in stream))
+    assert types[-2:] == ["stream:end", "message:received"]
 
 
 def test_forked_process_has_a_loop_of_its_own() -> None:

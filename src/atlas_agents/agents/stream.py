@@ -7,7 +7,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
 
 from atlas_agents.agents.run import Accepted, Run
 from atlas_agents.core.aio import Closable, run_sync
-from atlas_agents.core.errors import Cancelled
+from atlas_agents.core.errors import Cancelled, ConfigError
 from atlas_agents.core.events import (
     Event,
     MessageSent,
@@ -321,12 +321,13 @@ class SyncStream:
 
     `stream_sync` returns it.
 
-    The turn runs while you iterate or wait for the reply. Used as a context manager, it cancels a turn that has not
-    ended.
+    The turn runs while you iterate or wait for the reply. Until it has ended, only the thread that started it can do
+    that. Used as a context manager, it cancels a turn that has not ended.
     """
 
     def __init__(self, owner: Closable, start: Callable[[], AtlasStream]) -> None:
         self._owner = owner
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._stream = self._run(lambda: _call(start))
 
     def __iter__(self) -> Iterator[Event]:
@@ -375,7 +376,19 @@ class SyncStream:
 
     def _run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         instead = f"use `async for event in {type(self._owner).__name__.lower()}.send(…)`"
-        return run_sync(self._owner, work, "stream_sync", instead)
+        return run_sync(self._owner, lambda: self._run_in_own_loop(work), "stream_sync", instead)
+
+    async def _run_in_own_loop(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Run a coroutine in the event loop of the turn; in another one it would wait forever."""
+        loop = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop = loop
+        elif self._loop is not loop and not self._stream._ended:
+            raise ConfigError(
+                f"the sync stream of turn {self._stream.stream_id!r} was started in another thread or process: "
+                "call stream_sync in the thread that iterates the stream"
+            )
+        return await work()
 
     def _iterate(self, items: AsyncGenerator[T, None]) -> Iterator[T]:
         while found := self._run(lambda: _next(items)):
