@@ -1,11 +1,13 @@
 """Commands that list, show and change stored data."""
 
+import asyncio
 import json
 import os
 import re
 import sqlite3
 import stat
 import tomllib
+from collections.abc import Sequence
 from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,8 @@ from atlas_command import ENTER, TIMEOUT, Home
 
 from atlas_agents.config.load import load
 from atlas_agents.core.paths import Environment
+from atlas_agents.core.store import AddJob, JobRow, PutSession, Write
+from atlas_agents.storage.sqlite import SqliteStore
 from atlas_agents.tools.policy import Policy
 from model_server import ModelServer, Reply, run_model_server
 
@@ -48,6 +52,41 @@ def test_sessions_are_listed_shown_renamed_archived_and_deleted(home: Home) -> N
     gone = home.run("sessions", "show", "hall")
     assert gone.returncode == 2
     assert gone.stderr == "atlas: session not found: 'hall'; sessions: clock; run: atlas sessions list\n"
+
+
+def commit(home: Home, *commits: Sequence[Write]) -> None:
+    """Write to the database of a home folder."""
+
+    async def write() -> None:
+        store = SqliteStore(home.path / "atlas.db")
+        await store.open()
+        try:
+            for writes in commits:
+                await store.commit("default", writes)
+        finally:
+            await store.close()
+
+    asyncio.run(write())
+
+
+def test_session_behind_the_first_page_is_found_by_its_key_and_by_a_prefix(home: Home) -> None:
+    names = ["mein chat ü", "oldest-of-all"]
+    newer = [PutSession(f"newer-{number}") for number in range(505)]
+    commit(home, [PutSession(name) for name in names], [*newer, PutSession("mein chat ü 2")])
+    with sqlite3.connect(home.path / "atlas.db") as database:
+        database.executemany("UPDATE sessions SET updated_at = 1 WHERE key = ?", [(name,) for name in names])
+    database.close()
+    assert home.run("sessions", "show", "oldest").stdout.startswith("oldest-of-all ")
+    assert "ambiguous session 'mein'" in home.run("sessions", "show", "mein").stderr
+    assert home.run("sessions", "delete", "mein chat ü", "-y").stderr == "mein chat ü: deleted.\n"
+    assert home.run("sessions", "show", "mein chat ü 2").returncode == 0
+
+
+def test_job_behind_the_first_page_is_cancelled_by_its_id_and_by_a_prefix(home: Home) -> None:
+    ids = [f"{number:03}-job" for number in range(504)]
+    commit(home, [AddJob(JobRow(id, "request", "assistant", "Wait.", session=f"jobs/{id}")) for id in ids])
+    assert home.run("jobs", "cancel", "000-job").stderr == "000-job is cancelled.\n"
+    assert home.run("jobs", "cancel", "001").stderr == "001-job is cancelled.\n"
 
 
 def test_session_is_forked_exported_and_imported(home: Home, tmp_path: Path) -> None:

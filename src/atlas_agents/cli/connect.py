@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol, TypeAlias
 
-from atlas_agents.cli.command import Option
+from atlas_agents.cli.command import Option, match_prefix
 from atlas_agents.cli.output import one_line, without_code_hints
 from atlas_agents.core import package_version
 from atlas_agents.core.errors import ConfigError, GatewayError, Unauthorized, Unreachable
@@ -26,6 +26,7 @@ _DIAL_TIMEOUT = 5.0
 _RELOCATES = re.compile(rb"(?m)^\s*[\"']?(home|token)\b")
 """Settings of a file that determine the address of the gateway."""
 _RECONNECT_SECONDS = 30.0
+_PAGE = 500
 _RESTART_SECONDS = 15.0
 """Seconds that a lost gateway may take to restart before a command embeds its own."""
 
@@ -288,6 +289,25 @@ def running_calls() -> Generator[GatewayCall | None, None, None]:
         return
     with closing(link):
         yield link.call
+
+
+def find_id(gateway: GatewayCall, kind: str, field: str, prefix: str, *filters: dict[str, Any]) -> str:
+    """Return `prefix` if it is the id of a session or job, or else the only id that starts with it."""
+    try:
+        gateway(f"{kind}s.get", **{field: prefix})
+        return prefix
+    except GatewayError as error:
+        if error.kind not in (f"{kind.upper()}_NOT_FOUND", "INVALID_PARAMS"):
+            raise
+    ids: list[str] = []
+    for chosen in filters or ({},):
+        cursor: str | None = None
+        while True:
+            page = gateway(f"{kind}s.list", limit=_PAGE, cursor=cursor, **chosen)
+            ids += [each[_wire_name(field)] for each in page[f"{kind}s"]]
+            if (cursor := page.get("nextCursor")) is None:
+                break
+    return match_prefix(prefix, ids, kind)
 
 
 class RunningAddress(NamedTuple):

@@ -3,14 +3,13 @@
 import sys
 from typing import Annotated, Any, get_args
 
-from atlas_agents.cli.command import AgentOption, Argument, Group, JsonFlag, Option, command, match_prefix
-from atlas_agents.cli.connect import GatewayCall, call, open_calls
+from atlas_agents.cli.command import AgentOption, Argument, Group, JsonFlag, Option, command
+from atlas_agents.cli.connect import GatewayCall, call, find_id, open_calls
 from atlas_agents.cli.output import format_age, format_time, print_json, print_table, printable
 from atlas_agents.core.errors import ConfigError
 
 app = Group()
 schedules = Group()
-_PAGE = 500
 JobId = Annotated[str, Argument(metavar="ID", help="The job id, or a unique prefix of it.")]
 ScheduleName = Annotated[str, Argument(metavar="NAME", help="The name of the schedule.")]
 
@@ -117,8 +116,7 @@ def _change_job(id: str, method: str) -> None:
 
 
 def _full_id(client: GatewayCall, prefix: str) -> str:
-    found = client("jobs.list", limit=_PAGE)["jobs"]
-    return match_prefix(prefix, [each["jobId"] for each in found], "job")
+    return find_id(client, "job", "job_id", prefix)
 
 
 def _requester(job: dict[str, Any]) -> str:

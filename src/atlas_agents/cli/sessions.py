@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from atlas_agents.cli import output
-from atlas_agents.cli.command import Argument, Group, JsonFlag, Option, YesFlag, command, confirm, match_prefix
-from atlas_agents.cli.connect import GatewayCall, call, open_calls
+from atlas_agents.cli.command import Argument, Group, JsonFlag, Option, YesFlag, command, confirm
+from atlas_agents.cli.connect import GatewayCall, call, find_id, open_calls
 from atlas_agents.core.errors import ConfigError, GatewayError
 
 if TYPE_CHECKING:
@@ -140,11 +140,7 @@ def _read(file: str) -> str:
 
 
 def _full_key(client: GatewayCall, prefix: str) -> str:
-    keys: list[str] = []
-    for archived in (False, True):
-        page = client("sessions.list", limit=_PAGE, archived=archived)
-        keys += [each["sessionKey"] for each in page["sessions"]]
-    return match_prefix(prefix, keys, "session")
+    return find_id(client, "session", "session_key", prefix, {"archived": False}, {"archived": True})
 
 
 def _all_messages(client: GatewayCall, key: str) -> "list[MessageShape]":
