@@ -89,6 +89,15 @@ def test_short_call_is_shown_when_it_is_approved(home: Home) -> None:
         assert "short" in wait_for_action(home)
 
 
+@pytest.mark.parametrize("answer", ["approve", "deny"])
+def test_empty_id_answers_no_request(home: Home, answer: str) -> None:
+    with home.gateway() as gateway:
+        id = request_approval(home, gateway, "short")
+        refused = home.run("approvals", answer, "")
+        assert refused.returncode == 2 and "invalid approval ''" in refused.stderr
+        assert id in home.run("approvals", "list").stdout and not has_acted(home)
+
+
 def test_several_calls_are_shown_and_answered_together(home: Home) -> None:
     with home.gateway() as gateway:
         ids = [request_approval(home, gateway, f"call {name}", session=name) for name in ("a", "b", "c")]

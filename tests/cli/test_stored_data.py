@@ -89,6 +89,13 @@ def test_job_behind_the_first_page_is_cancelled_by_its_id_and_by_a_prefix(home: 
     assert home.run("jobs", "cancel", "001").stderr == "001-job is cancelled.\n"
 
 
+def test_empty_key_names_no_session(home: Home) -> None:
+    commit(home, [PutSession("only")])
+    refused = home.run("sessions", "delete", "", "-y")
+    assert refused.returncode == 2 and "invalid session ''" in refused.stderr
+    assert home.run("sessions", "show", "only").returncode == 0
+
+
 def test_session_is_forked_exported_and_imported(home: Home, tmp_path: Path) -> None:
     home.run("ask", "One", "-s", "first")
     home.run("ask", "Two", "-s", "first")

@@ -463,6 +463,8 @@ def confirm(question: str) -> bool:
 
 def match_prefix(prefix: str, keys: Iterable[str], kind: str) -> str:
     """Return the only key with this prefix; an exact match wins over longer keys."""
+    if not prefix:
+        raise ConfigError(f"invalid {kind} '': expected an id or a unique prefix of one; run: atlas {kind}s list")
     known = list(keys)
     matching = [key for key in known if key.startswith(prefix)]
     if prefix in matching:
