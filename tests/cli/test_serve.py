@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from atlas_command import Home, create_home, eventually
 
+from atlas_agents.cli import connect
+from atlas_agents.core.errors import Unreachable
 from atlas_agents.storage.migrations import VERSION
 from checks import TIMEOUT
 from model_server import ModelServer
@@ -181,6 +183,29 @@ def test_client_cannot_forge_log_lines(home: Home) -> None:
     assert "evil.example" in refused
     assert len(refused) < 1500
     assert not {"\x1b", "\u202e"} & set(refused)
+
+
+def test_command_gives_up_on_a_gateway_that_does_not_respond(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connect, "_DIAL_TIMEOUT", 0.2)
+    with home.gateway() as gateway:
+        assert gateway.process is not None
+        gateway.process.send_signal(signal.SIGSTOP)
+        asked = home.run("agents")
+    expected = f"atlas: the gateway at {gateway.url} does not respond; check that it is running, or run: atlas doctor\n"
+    assert (asked.returncode, asked.stderr) == (1, expected)
+
+
+def test_silent_call_is_waited_for_while_the_gateway_answers_pings(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connect, "_SILENCE_TIMEOUT", 1.0)
+    with home.gateway() as gateway:
+        assert gateway.process is not None
+        link = connect.SocketLink(gateway.url, (home.path / "token").read_text().strip())
+        with contextlib.closing(link):
+            run = link.call("chat.send", session_key="s", message="hold on", idempotency_key="k")["runId"]
+            assert link.call("chat.wait", run_id=run, timeout_ms=1500)["status"] == "running"
+            gateway.process.send_signal(signal.SIGSTOP)
+            with pytest.raises(Unreachable, match=r"^chat\.wait: the gateway at \S+ does not respond$"):
+                link.call("chat.wait", run_id=run, timeout_ms=1500)
 
 
 def test_hanging_thread_does_not_delay_the_exit(home: Home) -> None:

@@ -22,11 +22,14 @@ if TYPE_CHECKING:
 
 LoadSettings: TypeAlias = "Callable[[], Settings]"
 TENANT = "default"
-_DIAL_TIMEOUT = 5.0
+_DIAL_TIMEOUT = 15.0
+_SILENCE_TIMEOUT = 20.0
+"""Seconds without data before a gateway is pinged, and again before it counts as lost."""
 _RELOCATES = re.compile(rb"(?m)^\s*[\"']?(home|token)\b")
 """Settings of a file that determine the address of the gateway."""
 _RECONNECT_SECONDS = 30.0
 _PAGE = 500
+_BLOCK = 64 * 1024
 _RESTART_SECONDS = 15.0
 """Seconds that a lost gateway may take to restart before a command embeds its own."""
 
@@ -345,6 +348,8 @@ def _dial_running_gateway() -> "SocketLink | None":
         return None
     try:
         return SocketLink(*address)
+    except TimeoutError as error:
+        raise Unreachable(f"the gateway at {address.url} does not respond") from error
     except OSError:
         return None  # the client reports it, or waits for a gateway that restarts
 
@@ -367,20 +372,21 @@ class SocketLink:
         self._url = url
         self._socket = socket.create_connection((host.strip("[]"), int(port)), _DIAL_TIMEOUT)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._socket.settimeout(None)
-        self._file = self._socket.makefile("rb")
+        self._buffer = bytearray()
         self._last_id = 0
         try:
             key = base64.b64encode(os.urandom(16)).decode()
             upgrade = ("Upgrade: websocket", "Connection: Upgrade", "Sec-WebSocket-Version: 13")
             lines = ("GET / HTTP/1.1", f"Host: {host}:{port}", *upgrade, f"Sec-WebSocket-Key: {key}", "", "")
             self._socket.sendall("\r\n".join(lines).encode())
-            status = self._file.readline()
-            while self._file.readline().strip():
-                continue
+            while b"\r\n\r\n" not in self._buffer:
+                self._fill()
+            head, _, self._buffer = self._buffer.partition(b"\r\n\r\n")
+            status = bytes(head.partition(b"\r\n")[0])
             if b" 101 " not in status:
                 raise OSError(f"the gateway at {url} rejected the connection: {status!r}")
             self._authenticate(token)
+            self._socket.settimeout(_SILENCE_TIMEOUT)
         except BaseException:
             self.close()
             raise
@@ -399,6 +405,8 @@ class SocketLink:
             self._send({"id": self._last_id, "method": method, "params": given})
             while (answer := self._receive()).get("id") != self._last_id:
                 continue
+        except TimeoutError as error:
+            raise Unreachable(f"{method}: the gateway at {self._url} does not respond", unclear=True) from error
         except (OSError, ValueError) as error:
             raise Unreachable(f"{method}: the connection was lost: {error}", unclear=True) from error
         if (failure := answer.get("error")) is None:
@@ -413,7 +421,6 @@ class SocketLink:
         )
 
     def close(self) -> None:
-        self._file.close()
         self._socket.close()
 
     def _send(self, value: Any) -> None:
@@ -452,10 +459,24 @@ class SocketLink:
                     pass
 
     def _read(self, size: int) -> bytes:
-        data = self._file.read(size)
-        if len(data) < size:
-            raise OSError("the gateway closed the connection")
+        while len(self._buffer) < size:
+            self._fill()
+        data = bytes(self._buffer[:size])
+        del self._buffer[:size]
         return data
+
+    def _fill(self) -> None:
+        """Wait for data. During a call, a gateway that sends nothing is pinged once: then it answers, or is lost."""
+        try:
+            data = self._socket.recv(_BLOCK)
+        except TimeoutError:
+            if self._last_id == 0:
+                raise
+            self._send_frame(0x89, b"")
+            data = self._socket.recv(_BLOCK)
+        if not data:
+            raise OSError("the gateway closed the connection")
+        self._buffer += data
 
 
 def _wire_name(name: str) -> str:
