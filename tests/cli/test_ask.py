@@ -330,6 +330,13 @@ def test_unreachable_server_is_reported_in_one_line_with_code_1(bare: Home, as_j
         assert (done.stdout, done.stderr.splitlines()[1:]) == ("", [f"atlas: {message}"])
 
 
+@pytest.mark.parametrize(("scheme", "code"), [("http", 1), ("ftp", 2)])
+def test_password_of_a_base_url_is_not_printed(bare: Home, scheme: str, code: int) -> None:
+    done = bare.run("ask", "Hello", "--base-url", f"{scheme}://ana:hush@127.0.0.1:1/v1")
+    assert (done.returncode, done.stdout) == (code, "")
+    assert f"{scheme}://ana:[REDACTED]@127.0.0.1:1/v1" in done.stderr and "hush" not in done.stderr
+
+
 @pytest.mark.parametrize(
     ("status", "message"),
     [

@@ -219,6 +219,13 @@ def test_keys_are_checked_but_not_shown(tmp_path: Path, server: ModelServer) -> 
     assert key not in json.dumps(findings)
 
 
+def test_password_of_a_base_url_is_not_shown(home: Home) -> None:
+    _, findings = diagnose(home, OPENAI_BASE_URL="http://ana:hush@127.0.0.1:1/v1")
+    (keys,) = [each for each in findings if each["what"] == "keys"]
+    assert keys["words"] == "OPENAI_BASE_URL is http://ana:[REDACTED]@127.0.0.1:1/v1"
+    assert "hush" not in json.dumps(findings)
+
+
 def test_read_only_home_is_found(home: Home) -> None:
     if os.getuid() == 0:
         pytest.skip("root may write everywhere")

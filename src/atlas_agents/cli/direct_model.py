@@ -16,6 +16,7 @@ from atlas_agents.agents.atlas import Atlas
 from atlas_agents.app.model_setup import apply_stored_keys, read_stored_keys
 from atlas_agents.app.tools import current_time
 from atlas_agents.client import GatewayAddress
+from atlas_agents.config.settings import REDACTED, redact_url
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.paths import Environment, Secret, home
 from atlas_agents.gateway.server import Gateway
@@ -45,7 +46,7 @@ class ModelChoice(msgspec.Struct, frozen=True):
         """The model's name; the first model of a server has none until the server was asked."""
         route = self.route
         if isinstance(route.provider, OpenAIProvider) and not (route.model or route.provider.model):
-            return f"the first model of {route.provider.base_url}"
+            return f"the first model of {self.url}"
         return "a scripted demo, not a model" if isinstance(route.provider, Demo) else route.label
 
     @property
@@ -55,8 +56,9 @@ class ModelChoice(msgspec.Struct, frozen=True):
 
     @property
     def url(self) -> str:
-        """The address of the provider."""
-        return str(getattr(self.route.provider, "base_url", ""))
+        """The address of the provider, without a password."""
+        url = str(getattr(self.route.provider, "base_url", ""))
+        return redact_url(url, REDACTED) if url else ""
 
 
 def choose_model(model: str | None, base_url: str | None) -> ModelChoice:
@@ -91,7 +93,8 @@ def _named(ref: str, reason: str, environment: Environment) -> ModelChoice:
 
 def _server(url: str, model: str | None, reason: str, environment: Environment) -> ModelChoice:
     if not url.startswith(("http://", "https://")):
-        raise ConfigError(f"{reason}: invalid URL {url!r}: expected http:// or https://")
+        shown = redact_url(url, REDACTED) if "@" in url else url
+        raise ConfigError(f"{reason}: invalid URL {shown!r}: expected http:// or https://")
     name = model.removeprefix("http/") if model else None
     return ModelChoice(Route(OpenAIProvider(name, base_url=url, environment=environment, id="http")), reason)
 

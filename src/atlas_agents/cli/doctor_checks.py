@@ -28,7 +28,7 @@ from atlas_agents.cli.connect import TENANT, read_token
 from atlas_agents.cli.output import plural
 from atlas_agents.cli.plugins import load_plugins
 from atlas_agents.config.open import open_policy
-from atlas_agents.config.settings import Settings
+from atlas_agents.config.settings import REDACTED, Settings, redact_url, scheme
 from atlas_agents.core import install_command, package_version
 from atlas_agents.core.errors import AtlasError, ConfigError, GatewayError, MissingKey, SandboxUnavailable, ToolFailed
 from atlas_agents.core.paths import Environment
@@ -183,7 +183,6 @@ def _check_strength(settings: Settings, tokens: Any) -> CheckResult:
 
 async def check_database(settings: Settings) -> AsyncIterator[CheckResult]:
     from atlas_agents.config.open import open_store
-    from atlas_agents.config.settings import redact_url, scheme
     from atlas_agents.storage.migrations import STEPS
 
     url = settings.database_url.reveal()
@@ -248,8 +247,6 @@ def _check_sqlite_content(path: Path) -> CheckResult:
 
 
 async def check_redis(settings: Settings) -> AsyncIterator[CheckResult]:
-    from atlas_agents.config.settings import redact_url
-
     if settings.redis_url is None:
         return
     url = settings.redis_url.reveal()
@@ -438,7 +435,7 @@ def _check_keys(environment: Environment, stored: Sequence[str]) -> CheckResult:
     if stored:
         found.append(f"stored in the secret file: {', '.join(stored)}")
     if url := environment.get("OPENAI_BASE_URL"):
-        found.append(f"OPENAI_BASE_URL is {url}")
+        found.append(f"OPENAI_BASE_URL is {redact_url(url, REDACTED)}")
     return ok("keys", ", ".join(found) or "none is set; a local model is used")
 
 
