@@ -226,6 +226,14 @@ def test_password_of_a_base_url_is_not_shown(home: Home) -> None:
     assert "hush" not in json.dumps(findings)
 
 
+def test_stored_secret_of_an_mcp_server_is_found(home: Home) -> None:
+    with home.gateway():
+        assert home.run("mcp", "add", "t4", "--env", "A=b", "--", "python3", "srv.py").returncode == 0
+        _, findings = diagnose(home)
+    assert "MCP_T4_A" in (home.path / "secrets.json").read_text()
+    assert [each["state"] for each in findings if each["what"] == "mcp"] == ["notice"], findings
+
+
 def test_read_only_home_is_found(home: Home) -> None:
     if os.getuid() == 0:
         pytest.skip("root may write everywhere")

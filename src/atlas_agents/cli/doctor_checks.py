@@ -529,7 +529,7 @@ def check_mcp(settings: Settings) -> Iterator[CheckResult]:
         else:
             yield notice("mcp", f"{name} is {state}, and not used", f"run: atlas mcp approve {name}")
         try:
-            server.expanded(Environment())
+            server.expanded(servers.environment)
         except ConfigError as error:
             yield broken("mcp", str(error), "set the variable, or remove it from the entry")
 
