@@ -1,6 +1,8 @@
 """How tool calls are shown: every character visible, each call on its own line."""
 
+import errno
 import json
+import os
 import sys
 import unicodedata
 from typing import Any
@@ -9,7 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atlas_agents.cli.output import fit_columns, format_call, format_result, one_line, print_table, printable
+from atlas_agents.cli.output import (
+    describe_error,
+    fit_columns,
+    format_call,
+    format_result,
+    one_line,
+    print_table,
+    printable,
+)
 from atlas_agents.core.text import escape_invisible
 
 VALUES: st.SearchStrategy[Any] = st.recursive(
@@ -60,6 +70,19 @@ def test_model_output_cannot_control_the_terminal(text: str) -> None:
         assert char in "\t\n" or unicodedata.category(char) != "Cc"
         assert unicodedata.bidirectional(char) not in ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
     assert "\n" not in one_line(text)
+
+
+@pytest.mark.parametrize(
+    ("code", "file", "expected"),
+    [
+        (errno.EACCES, "/a/t", "cannot access /a/t: Permission denied; check that /a exists, and its permissions"),
+        (errno.EROFS, "/a/t", "cannot access /a/t: Read-only file system; check that /a exists, and its permissions"),
+        (errno.ENOSPC, "/a/t", "cannot write /a/t: No space left on device; free some space and try again"),
+        (errno.ENOSPC, None, "cannot write the output: No space left on device; free some space and try again"),
+    ],
+)
+def test_error_of_the_system_names_the_file_and_a_remedy(code: int, file: str | None, expected: str) -> None:
+    assert describe_error(OSError(code, os.strerror(code), file)) == expected
 
 
 def test_image_in_a_result_is_shown_as_its_size() -> None:

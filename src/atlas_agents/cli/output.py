@@ -1,5 +1,7 @@
 """Output of commands: tables and JSON, tool calls and errors in one line each, times, and progress."""
 
+import errno
+import os
 import re
 import sys
 import time
@@ -98,6 +100,11 @@ def describe_error(error: Exception) -> str:
             message = without_code_hints(str(error))
         case AtlasError():
             message = str(error)
+        case OSError() if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            message = f"cannot write {error.filename or 'the output'}: {error.strerror}; free some space and try again"
+        case OSError(filename=str(file)):
+            folder = os.path.dirname(os.path.abspath(file))
+            message = f"cannot access {file}: {error.strerror}; check that {folder} exists, and its permissions"
         case _:
             message = f"internal error: {type(error).__name__}: {error}"
     return one_line(message, _ERROR_LIMIT)
