@@ -98,6 +98,14 @@ def test_empty_id_answers_no_request(home: Home, answer: str) -> None:
         assert id in home.run("approvals", "list").stdout and not has_acted(home)
 
 
+def test_two_durations_of_an_approval_are_rejected(home: Home) -> None:
+    with home.gateway() as gateway:
+        id = request_approval(home, gateway, "short")
+        refused = home.run("approvals", "approve", id, "--session", "--always")
+        assert refused.returncode == 2 and "--session and --always cannot be combined" in refused.stderr
+        assert id in home.run("approvals", "list").stdout and not has_acted(home)
+
+
 def test_several_calls_are_shown_and_answered_together(home: Home) -> None:
     with home.gateway() as gateway:
         ids = [request_approval(home, gateway, f"call {name}", session=name) for name in ("a", "b", "c")]

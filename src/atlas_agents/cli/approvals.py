@@ -85,6 +85,8 @@ def approve(
     Every call is shown whole, one screen at a time, before you are asked. Without a terminal, short calls are
     shown and approved; long ones need --yes, after you have read them with `atlas approvals show`.
     """
+    if session and always:
+        raise ConfigError("--session and --always cannot be combined; pass one of them")
     decision = "allow-always" if always else "allow-session" if session else "allow-once"
     with open_calls() as gateway:
         requests = _find_all(gateway, ids)
