@@ -135,6 +135,9 @@ async def test_fork_starts_with_the_same_messages(tmp_path: Path) -> None:
         assert found["session"]["label"] == "branch"
         assert [message["id"] for message in found["messages"]] == [message["id"] for message in messages[:2]]
         unknown = await client.request("sessions.fork", sessionKey="s", messageId="nothing")
+        assert unknown["error"]["data"]["kind"] == "INVALID_PARAMS"
+        assert unknown["error"]["message"].startswith("message not found: 'nothing'; expected")
+        unknown = await client.request("sessions.fork", sessionKey="none", messageId=messages[1]["id"])
         assert unknown["error"]["data"]["kind"] == "SESSION_NOT_FOUND"
 
 

@@ -308,7 +308,7 @@ def _build_excerpt(text: str, index: int, length: int) -> str:
 async def fork_session(caller: ClientConnection, params: wire.SessionsFork) -> wire.Created:
     hub, prefix = caller.hub, caller.grant.prefix
     _check_agent(caller, params.agent_id)
-    key, source = new_id(), prefix + params.session_key
+    key, source = new_id(), (await _require_session(caller, params.session_key)).key
     try:
         async with _large_request(caller):
             last = await hub.atlas.sessions.messages(source, limit=1, last=True)
@@ -316,7 +316,10 @@ async def fork_session(caller: ClientConnection, params: wire.SessionsFork) -> w
             forked = await hub.atlas.sessions.fork(source, params.message_id, to=prefix + key)
             hub.quotas.forget(source)
     except NotFound:
-        raise not_found("SESSION") from None
+        if params.message_id is None:
+            raise not_found("SESSION") from None
+        message = f"message not found: {params.message_id[:80]!r}; expected the id of a message of this session"
+        raise ProtocolError("INVALID_PARAMS", message) from None
     metadata = None if params.metadata is None else {**forked.metadata, **_without_choices(params.metadata)}
     await hub.quotas.check(prefix + key, size=_size(metadata))
     created = await hub.atlas.sessions.put(
