@@ -25,6 +25,9 @@ def test_documents_are_added_listed_searched_refreshed_and_removed(home: Home, t
     assert "Sea > Walrus  (docs/sea.md line 5)\n      A walrus has two tusks." in found.stdout
     nothing = home.run("knowledge", "search", "tusks", "--category", "cars")
     assert (nothing.returncode, nothing.stderr) == (1, "No results.\n")
+    unknown = home.run("knowledge", "refresh", "nix")
+    assert unknown.returncode == 1
+    assert f"no document was added from '{home.folder / 'nix'}'; add it first" in unknown.stderr
     (docs / "land.txt").unlink()
     assert home.run("knowledge", "refresh").stdout == "1 unchanged, 1 removed; 0 passages written.\n"
     listed = json.loads(home.run("knowledge", "list", "--json").stdout)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import msgspec
 
+from atlas_agents.core.errors import NotFound
 from atlas_agents.core.store import Document
 from atlas_agents.gateway.connection import ClientConnection
 from atlas_agents.gateway.dispatch import Methods
@@ -97,7 +98,10 @@ async def _add_upload(caller: ClientConnection, id: str, category: str) -> wire.
 async def refresh_documents(caller: ClientConnection, params: wire.KnowledgeRefresh) -> wire.Ingested:
     knowledge, tenant = _require_knowledge_base(caller).knowledge, caller.hub.atlas.tenant
     on_progress = _progress_sender(caller, params.source or "")
-    return _to_ingested(await knowledge.refresh(tenant, params.source, on_progress=on_progress))
+    try:
+        return _to_ingested(await knowledge.refresh(tenant, params.source, on_progress=on_progress))
+    except NotFound as error:
+        raise ProtocolError("INVALID_PARAMS", f"{error}; add it first, or name a source that was added") from None
 
 
 async def remove_documents(caller: ClientConnection, params: wire.KnowledgeRemove) -> wire.Removed:
