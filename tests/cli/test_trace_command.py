@@ -132,9 +132,11 @@ def test_collector_that_never_answers_does_not_delay_the_end_of_a_command(home: 
 
 def test_trace_names_runs_that_are_unknown_or_ambiguous(home: Home) -> None:
     assert "run not found: 'nothing'" in home.run("trace", "nothing").stderr
-    in_store(home, delegate)
+    start = in_store(home, delegate)[:4]
+    done = home.run("trace", start)
+    assert done.returncode == 2 and f"ambiguous run '{start}'" in done.stderr
     done = home.run("trace", "")
-    assert done.returncode != 0 and "ambiguous run ''" in done.stderr
+    assert done.returncode == 2 and "invalid run ''" in done.stderr
 
 
 async def ask_twice(atlas: Atlas) -> str:
