@@ -224,7 +224,7 @@ class TickLimiter:
         if self._loop is not None and self._loop.is_running():
             return
         if self._loop is not None and self._loop.is_closed():
-            for agent_id, queue in list(self._queues.items()):  # nobody waits in a closed loop
+            for agent_id, queue in list(self._queues.items()):  # no call waits in a closed loop
                 self._queues[agent_id] = deque(waiter for waiter in queue if not waiter.get_loop().is_closed())
         self._loop = asyncio.get_running_loop()
         self._ticker.schedule(self._on_tick)
