@@ -2,6 +2,7 @@
 
 import asyncio
 import pickle
+import threading
 
 import pytest
 
@@ -11,6 +12,7 @@ from atlas_agents import (
     ConfigError,
     Conversation,
     Message,
+    ProviderError,
     Request,
     Thinking,
     ToolCall,
@@ -161,6 +163,26 @@ def test_atlas_works_in_several_event_loops() -> None:
     for _ in range(3):
         assert [message.text for message in asyncio.run(both())] == ["ok", "ok"]
     assert len(atlas.conversation()) == 12
+
+
+def test_event_loop_of_a_thread_is_closed_although_an_error_of_a_turn_outlives_the_thread() -> None:
+    loops, caught = list[asyncio.AbstractEventLoop](), list[Exception]()
+
+    async def model(_: Request) -> str:
+        loops.append(asyncio.get_running_loop())
+        raise ZeroDivisionError
+
+    def ask() -> None:
+        try:
+            Agent("a", model=model).run_sync("go")
+        except (ProviderError, ZeroDivisionError) as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(TIMEOUT)
+    assert len(caught) == 1
+    assert loops[0].is_closed()
 
 
 def test_conversation_is_iterable() -> None:

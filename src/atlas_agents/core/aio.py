@@ -67,7 +67,9 @@ class _SyncLoop:
 
     def run(self, owner: Closable, work: Coroutine[Any, Any, T]) -> T:
         self._owners.add(owner)
-        return self._runner.run(work)
+        runner = self._runner
+        del self  # an error refers to this frame, and may outlive the thread in which the loop must be closed
+        return runner.run(work)
 
     def close(self) -> None:
         for owner in list(self._owners):
