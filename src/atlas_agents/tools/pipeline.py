@@ -452,6 +452,8 @@ class ToolCallExecution:
         known = decision.known_result if isinstance(decision, Rejected) else None
         if (self._attempt is None and known is None) or decision.tool is None:
             return result
+        if not self._source and not decision.tool.untrusted:
+            return result
         source = self._source or await self._find_source(decision.tool)
         if source:
             source = self._scope.governance.redactor.text(self._source or one_line(source, MAX_NOTE))
