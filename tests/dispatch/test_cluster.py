@@ -5,7 +5,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import psycopg
@@ -396,11 +396,13 @@ async def test_leader_deletes_workers_that_died_long_ago(url: str, schema: str) 
             await wait_until(only_others_left)
 
 
-async def test_verdict_of_a_leader_that_was_suspended_meanwhile_is_discarded(
-    url: str, schema: str, monkeypatch: pytest.MonkeyPatch
+async def check_verdict_is_discarded(
+    url: str, schema: str, monkeypatch: pytest.MonkeyPatch, mislead: Callable[[], None]
 ) -> None:
+    """Check that a leader takes no run from a live worker: its first verdict while the run executes is that all workers
+    are dead, because of what `mislead` does."""
     running, may_end, judged_again = asyncio.Event(), asyncio.Event(), asyncio.Event()
-    find, calls_of_find = Queue.find_dead_workers, 0
+    find, verdicts = Queue.find_dead_workers, 0
 
     @tool
     async def slow() -> str:
@@ -409,20 +411,20 @@ async def test_verdict_of_a_leader_that_was_suspended_meanwhile_is_discarded(
         await may_end.wait()
         return "over"
 
-    async def find_late(
+    async def find_all(
         queue: Queue, connection: psycopg.AsyncConnection[tuple[object, ...]], unlocked_timeout: float
     ) -> list[int]:
-        nonlocal calls_of_find
-        calls_of_find += running.is_set()
-        if calls_of_find != 1:
-            if calls_of_find > 1:
+        nonlocal verdicts
+        verdicts += running.is_set()
+        if verdicts != 1:
+            if verdicts > 2:
                 judged_again.set()
             return await find(queue, connection, unlocked_timeout)
-        time.sleep(1.6)  # noqa: ASYNC251  the process is suspended, and no heartbeat is sent meanwhile
+        mislead()
         ids = await connection.execute(f"SELECT id FROM {schema}.procrastinate_workers".encode())
         return [id for (id,) in await ids.fetchall() if isinstance(id, int)]
 
-    monkeypatch.setattr(Queue, "find_dead_workers", find_late)
+    monkeypatch.setattr(Queue, "find_dead_workers", find_all)
     async with (
         asyncio.timeout(TIMEOUT),
         member(url, schema, Scripted(), executes_runs=False) as front,
@@ -435,51 +437,31 @@ async def test_verdict_of_a_leader_that_was_suspended_meanwhile_is_discarded(
         assert await released.fetchall() == [(0,)]
         may_end.set()
         assert (await stream.reply()).text == "Done."
+
+
+async def test_verdict_of_a_leader_that_was_suspended_meanwhile_is_discarded(
+    url: str, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def suspend() -> None:
+        time.sleep(1.6)  # the process is suspended, and no heartbeat is sent meanwhile
+
+    await check_verdict_is_discarded(url, schema, monkeypatch, suspend)
 
 
 async def test_no_run_is_taken_from_a_live_worker_when_the_clock_of_the_database_is_set_forward(
     url: str, schema: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    running, may_end, judged_again = asyncio.Event(), asyncio.Event(), asyncio.Event()
-    find, read_clock, ahead, steps = Queue.find_dead_workers, Queue.read_clock, 0.0, 0
-
-    @tool
-    async def slow() -> str:
-        """Waits."""
-        running.set()
-        await may_end.wait()
-        return "over"
-
-    async def find_with_later_clock(
-        queue: Queue, connection: psycopg.AsyncConnection[tuple[object, ...]], unlocked_timeout: float
-    ) -> list[int]:
-        nonlocal ahead, steps
-        steps += running.is_set()
-        if steps == 3:
-            judged_again.set()
-        if steps != 1:
-            return await find(queue, connection, unlocked_timeout)
-        ahead = 60.0
-        ids = await connection.execute(f"SELECT id FROM {schema}.procrastinate_workers".encode())
-        return [id for (id,) in await ids.fetchall() if isinstance(id, int)]  # their heartbeats are a minute old now
+    read_clock, ahead = Queue.read_clock, 0.0
 
     async def read_later_clock(queue: Queue, connection: psycopg.AsyncConnection[tuple[object, ...]]) -> float:
         return await read_clock(queue, connection) + ahead
 
-    monkeypatch.setattr(Queue, "find_dead_workers", find_with_later_clock)
+    def set_clock() -> None:
+        nonlocal ahead
+        ahead = 60.0  # the heartbeats are a minute old now
+
     monkeypatch.setattr(Queue, "read_clock", read_later_clock)
-    async with (
-        asyncio.timeout(TIMEOUT),
-        member(url, schema, Scripted(), executes_runs=False) as front,
-        member(url, schema, Scripted(calls("slow"), says("Done.")), [slow], heartbeat_timeout=2.0),
-        await psycopg.AsyncConnection.connect(url, autocommit=True) as connection,
-    ):
-        stream = front.atlas.send("go", session="s")
-        await judged_again.wait()
-        released = await connection.execute(f"SELECT attempts FROM {schema}.procrastinate_jobs".encode())
-        assert await released.fetchall() == [(0,)]
-        may_end.set()
-        assert (await stream.reply()).text == "Done."
+    await check_verdict_is_discarded(url, schema, monkeypatch, set_clock)
 
 
 async def test_leader_whose_connection_is_not_answered_loses_leadership(

@@ -241,19 +241,30 @@ async def test_released_job_is_fetched_at_once_although_the_clock_of_the_worker_
         assert [each.id for each in await queue.fetch(worker, 1)] == [job.id]
 
 
-async def test_worker_sends_heartbeats_although_its_connections_are_not_answered(url: str, schema: str) -> None:
+@contextlib.asynccontextmanager
+async def registered(queue: Queue) -> AsyncGenerator[QueueWorker]:
+    """Run a worker that finishes each run at once."""
+
     async def execute(run_id: str) -> bool:
         return True
 
+    worker = QueueWorker(queue, execute, 1, lambda: None, ignore_released)
+    running = asyncio.create_task(worker.run())
+    await wait_until(lambda: worker.id is not None)
+    yield worker
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    await worker.finish(1.0)
+
+
+async def test_worker_sends_heartbeats_although_its_connections_are_not_answered(url: str, schema: str) -> None:
     async with (
         asyncio.timeout(TIMEOUT),
         opened(url, schema) as (_, queue),
         await psycopg.AsyncConnection.connect(url, autocommit=True) as connection,
+        registered(queue) as worker,
     ):
         queue.heartbeat_timeout = 1.0
-        worker = QueueWorker(queue, execute, 1, lambda: None, ignore_released)
-        running = asyncio.create_task(worker.run())
-        await wait_until(lambda: worker.id is not None)
         pids = "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'atlas-queue % " + schema + "'"
         stopped = [pid for (pid,) in await (await connection.execute(pids.encode())).fetchall()]
         for pid in stopped:
@@ -264,9 +275,6 @@ async def test_worker_sends_heartbeats_although_its_connections_are_not_answered
         finally:
             for pid in stopped:
                 os.kill(pid, signal.SIGCONT)
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-        await worker.finish(1.0)
 
 
 async def test_run_whose_fetch_is_cancelled_is_released_at_once(
@@ -315,21 +323,13 @@ async def test_queue_reconnects_soon_after_an_outage(schema: str) -> None:
 
 
 async def test_worker_whose_registration_was_lost_in_a_failover_executes_runs_again(url: str, schema: str) -> None:
-    async def execute(run_id: str) -> bool:
-        return True
-
     async with (
         asyncio.timeout(TIMEOUT),
         opened(url, schema) as (_, queue),
         await psycopg.AsyncConnection.connect(url, autocommit=True) as connection,
+        registered(queue) as worker,
     ):
-        worker = QueueWorker(queue, execute, 1, lambda: None, ignore_released)
-        running = asyncio.create_task(worker.run())
-        await wait_until(lambda: worker.id is not None)
         await connection.execute(f"DELETE FROM {schema}.procrastinate_workers".encode())
         await enqueue(url, schema, "first")
         worker.wake()
         await wait_until(lambda: worker.finished == 1)
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-        await worker.finish(1.0)
