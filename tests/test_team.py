@@ -183,6 +183,23 @@ async def test_agent_can_be_a_tool_of_another(store: Any) -> None:
     assert find_model(asker).requests[1].messages[-1].tool_results[0].result == "Forty-two."
 
 
+@pytest.mark.parametrize("through_atlas", [True, False])
+async def test_agent_tool_at_the_round_limit_fails_with_the_text_so_far(through_atlas: bool) -> None:
+    work = says("Looking.") + calls("look_up")
+    expert = Agent("expert", model=Scripted(work, calls("look_up"), says("Cut", stop="length")), tools=[], max_rounds=1)
+    asked = [calls("ask_expert", request="What?")] * 3
+    asker = agent("asker", *asked, says("I see."))
+    atlas = Atlas([asker, expert])
+    asker.tools = [agent_tool(atlas, expert) if through_atlas else expert.as_tool()]
+    result = await atlas.run("Well?")
+    reason = "the turn reached its limit of rounds (max_rounds) before the model was done"
+    assert [(step.status, step.output) for step in result.steps] == [
+        ("error", f"expert did not finish: {reason}. Its text so far:\n\nLooking."),
+        ("error", f"expert did not finish: {reason}."),
+        ("ok", "Cut\n\n(The answer is incomplete: it reached the token limit.)"),
+    ]
+
+
 @pytest.mark.parametrize("store", [None, MemoryStore()])
 async def test_usage_of_an_agent_that_is_a_tool_is_part_of_the_turn(store: Any) -> None:
     expert_model = Scripted(says("One two three."), fails("gone"), id="expert-model")

@@ -269,6 +269,22 @@ async def test_ask_and_send_at_the_round_limit_return_the_partial_message() -> N
         assert (await atlas.ask("once more")).text == "Better."
 
 
+async def test_answer_at_the_round_limit_says_that_it_is_incomplete() -> None:
+    model = Scripted(says("Try. ") + calls("weather", city="x"), says("Better."), says("Cut", stop="length"))
+    async with in_memory_atlas(model, [weather], agent={"max_rounds": 1}) as atlas:
+        stopped = await atlas.ask("go")
+        assert stopped.is_unfinished
+        assert stopped.incomplete == "the turn reached its limit of rounds (max_rounds) before the model was done"
+        assert not (complete := await atlas.ask("again")).is_unfinished and complete.incomplete == ""
+        cut_off = await atlas.ask("once more")
+        assert (cut_off.is_unfinished, cut_off.incomplete) == (False, "it reached the token limit")
+
+
+async def test_model_that_only_pauses_is_unfinished_at_the_round_limit() -> None:
+    async with in_memory_atlas(Scripted(says("Hm.", stop="pause")), agent={"max_rounds": 1}) as atlas:
+        assert (await atlas.ask("go")).is_unfinished
+
+
 # Errors
 
 

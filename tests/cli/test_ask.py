@@ -94,6 +94,16 @@ def test_turn_without_budget_prints_what_there_is_and_why_it_ended(home: Home) -
     assert (as_json["answer"], as_json["partial"], as_json["error"]["message"]) == (None, "Let me look.", ended)
 
 
+def test_turn_at_its_round_limit_prints_what_there_is_and_fails(home: Home) -> None:
+    with run_model_server(lambda _: Reply("Let me look.", calls=(("current_time", {}),))) as server:
+        plain = home.run("ask", "What time is it?", OPENAI_BASE_URL=server.url)
+        as_json = home.run("ask", "What time is it?", "--json", OPENAI_BASE_URL=server.url)
+    reason = "the turn reached its limit of rounds (max_rounds) before the model was done"
+    assert (plain.returncode, plain.stdout, as_json.returncode) == (1, "Let me look.\n", 1)
+    assert plain.stderr.splitlines()[-1] == f"(stopped: {reason})"
+    assert json.loads(as_json.stdout)["incomplete"] == reason
+
+
 def test_no_tools_sends_no_tools(bare: Home, server: ModelServer) -> None:
     done = bare.run("ask", "--no-tools", "--base-url", server.url, "--model", "rules-2", "Hello")
     assert (done.returncode, done.stdout) == (0, "You wrote: Hello\n")

@@ -91,6 +91,29 @@ async def test_refusal_of_a_delegated_task_is_reported() -> None:
         assert job.result == "The model refused to answer: x"
 
 
+async def test_job_at_the_round_limit_fails_and_reports_the_text_so_far() -> None:
+    lead = agent("lead", delegate("writer"), says("He is at it."), says("Half a poem."))
+    writer = agent("writer", says("Roses are") + calls("nothing"), says("Roses are red."), max_rounds=1)
+    async with run_jobs(team(lead, writer)) as atlas:
+        await atlas.ask("A poem!")
+        (job,) = await wait_until_settled(atlas, "failed")
+        reason = "the turn reached its limit of rounds (max_rounds) before the model was done"
+        assert (job.error, job.result, job.attempts) == (reason, "Roses are", 1)
+        report = (await texts(atlas))[2][1]
+        assert f"failed: {reason}. The text of writer so far:\n\nRoses are\n" in report
+        await atlas.jobs.retry(job.id)
+        (job,) = await wait_until_settled(atlas, "done")
+        assert job.result == "Roses are red."
+
+
+async def test_job_whose_answer_was_cut_off_says_so() -> None:
+    lead = agent("lead", delegate("writer"), says("He is at it."), says("Here it is."))
+    async with run_jobs(team(lead, agent("writer", says("Roses", stop="length")))) as atlas:
+        await atlas.ask("A poem!")
+        (job,) = await wait_until_settled(atlas, "done")
+        assert job.result == "Roses\n\n(The answer is incomplete: it reached the token limit.)"
+
+
 async def test_delegated_task_has_its_agents_settings_and_the_report_those_of_the_turn() -> None:
     lead = Scripted(delegate("writer"), says("He is at it."), says("Here it is."))
     writer = Scripted(says("Roses are red."))

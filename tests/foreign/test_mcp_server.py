@@ -87,7 +87,12 @@ async def serve(home: Path, services: GatewayServices | None = None, **more: Any
     policy = Policy(tools={"wipe": {"*": "yes"}, "forbidden": {"*": "no"}})
     agents = [
         Agent("assistant", model=Scripted(says("Hello there.")), tools=[add, wipe, forbidden, slow, survey]),
-        Agent("poet", model=Scripted(says("Roses."), refuses("cyber")), description="Rhymes"),
+        Agent(
+            "poet",
+            model=Scripted(says("Roses."), refuses("cyber"), says("Roses are", stop="pause")),
+            description="Rhymes",
+            max_rounds=1,
+        ),
     ]
     more = {"approve": Approvals(wait=True, deadline=TIMEOUT), "store": MemoryStore(), **more}
     atlas = Atlas(agents, policy=policy, registry=Registry(Environment({}, dotenv=None)), **more)
@@ -375,6 +380,11 @@ async def test_agent_tool_continues_a_session(tmp_path: Path) -> None:
         assert text(await mcp.call_tool("ask_poet", {"message": "Rhyme!", "session": "rhymes"})) == "Roses."
         refused = await mcp.call_tool("ask_poet", {"message": "Attack!"})
         assert (text(refused), refused.is_error) == ("The model refused to answer: cyber", True)
+        unfinished = await mcp.call_tool("ask_poet", {"message": "Rhyme more!"})
+        assert text(unfinished).startswith(
+            "Roses are\n\n(The answer is incomplete: the turn reached its limit of rounds"
+        )
+        assert unfinished.is_error
         key = gateway.hub.tokens.find_grant(WRITER).prefix + "rhymes"  # type: ignore
         assert [message.role for message in await gateway.atlas.sessions.history(key)] == ["user", "assistant"]
         assert (await mcp.call_tool("ask_poet", {"message": ""})).is_error

@@ -11,12 +11,12 @@ from atlas_agents.agents.context import Context, DynamicText, Rule
 from atlas_agents.agents.hooks import Interceptor, read_interceptors
 from atlas_agents.agents.loop import run_turn
 from atlas_agents.agents.options import AgentSettings, Mode, TurnOptions
-from atlas_agents.agents.run import CallResult, Run, RunResult, T, read_options, session_lock
+from atlas_agents.agents.run import CallResult, Run, RunResult, T, describe_answer, read_options, session_lock
 from atlas_agents.agents.runtime import AgentRuntime, choose_turn_function
 from atlas_agents.agents.stream import AtlasStream, stream_method
 from atlas_agents.core.aio import BackgroundTasks, sync_method
 from atlas_agents.core.budgets import Budget, BudgetLike, read_budgets
-from atlas_agents.core.errors import BudgetExceeded, ConfigError, LimitExceeded, ProviderError
+from atlas_agents.core.errors import BudgetExceeded, ConfigError, LimitExceeded, ProviderError, ToolFailed
 from atlas_agents.core.messages import (
     UNTRUSTED,
     Conversation,
@@ -386,7 +386,7 @@ class Agent:
         message = user(request, **({UNTRUSTED: list(context.untrusted)} if context.untrusted else {}))
         stream = self._start_turn(message, conversation, options, context.user)
         try:
-            return (await stream.reply()).text
+            return read_answer(self.id, await stream.reply())
         except asyncio.CancelledError:
             stream.cancel()
             raise
@@ -483,6 +483,14 @@ def chain_of_call(context: ToolContext, agent_id: str) -> Chain:
     delegation = context.team_services.delegation if context.team_services is not None else Delegation()
     delegation.check_depth(context.chain)
     return msgspec.structs.replace(context.chain, root="", agents=waiting, job="")  # budgets and jobs count the caller
+
+
+def read_answer(agent_id: str, answer: Message) -> str:
+    """Return the answer of an agent to a call of its tool; raises ToolFailed if its turn ended before it was done."""
+    if answer.is_unfinished:
+        so_far = f" Its text so far:\n\n{answer.text}" if answer.text else ""
+        raise ToolFailed(f"{agent_id} did not finish: {answer.incomplete}.{so_far}")
+    return describe_answer(answer)
 
 
 def _combine_settings(

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
+from atlas_agents.agents.loop import RoundsExhausted
 from atlas_agents.agents.options import DEFAULT_OPTIONS, TurnOptions
-from atlas_agents.agents.run import decode_options
+from atlas_agents.agents.run import decode_options, describe_answer
 from atlas_agents.agents.schedules import Schedules
 from atlas_agents.agents.stream import AtlasStream
 from atlas_agents.core import errors, store
@@ -32,7 +33,10 @@ _MAX_LABEL = 60
 _MAX_RESULT = 20_000
 _MAX_TASK = 200
 _PAGE = 50
-_PERMANENT = (errors.ConfigError, errors.Refused, errors.BadOutput, errors.BrokenHistory, errors.QuotaExceeded)
+_PERMANENT = (
+    *(errors.ConfigError, errors.Refused, errors.BadOutput, errors.BrokenHistory, errors.QuotaExceeded),
+    RoundsExhausted,
+)
 """Error kinds for which a retry is pointless."""
 
 
@@ -381,7 +385,7 @@ class JobExecutor:
                 return False
             failure, text = await self._read_outcome(job)
         end = (
-            self._retry_or_fail(job, failure)
+            self._retry_or_fail(job, failure, text)
             if failure
             else store.SetJob(job.id, "done", job.epoch, self._turns.hide(text))
         )
@@ -409,15 +413,20 @@ class JobExecutor:
         rows = await self._store.messages(self._tenant, job.session, limit=_PAGE, last=True)
         messages = [row.message for row in rows if row.run_id == last.id]
         reply = next((each for each in reversed(messages) if each.role == "assistant"), None)
-        return None, f"{reply.text}\n\n{reply.refusal}".strip() if reply is not None else ""
+        if reply is not None and reply.is_unfinished:
+            return RoundsExhausted(reply), reply.text
+        return None, describe_answer(reply) if reply is not None else ""
 
-    def _retry_or_fail(self, job: store.JobRow, failure: Exception) -> store.SetJob:
-        """Return the next state of a failed job: requeued with backoff if attempts are left and a retry may help."""
+    def _retry_or_fail(self, job: store.JobRow, failure: Exception, text: str) -> store.SetJob:
+        """Return the next state of a failed job: requeued with backoff if attempts are left and a retry may help.
+
+        `text` is what the agent wrote before it ran out of rounds.
+        """
         error = self._turns.hide(str(failure) or type(failure).__name__)
         if isinstance(failure, errors.Cancelled):
             return store.SetJob(job.id, "cancelled", job.epoch, error="turn was cancelled")
         if isinstance(failure, _PERMANENT) or (isinstance(failure, errors.ProviderError) and not failure.failover):
-            return store.SetJob(job.id, "failed", job.epoch, error=error)
+            return store.SetJob(job.id, "failed", job.epoch, self._turns.hide(text) or None, error)
         if isinstance(failure, errors.CrashLoop) or job.attempts >= job.allowed:
             return store.SetJob(job.id, "dead", job.epoch, error=error)
         delay = self._backoff[min(job.attempts, len(self._backoff)) - 1]
@@ -511,7 +520,8 @@ def _describe_end(job: store.JobRow) -> str:
         case "dead":
             return f"failed after {job.attempts} attempts: {job.error}"
         case _:
-            return f"failed: {job.error}"
+            so_far = f". The text of {job.agent_id} so far:\n\n{_cut_result(job)}" if job.result else ""
+            return f"failed: {job.error}{so_far}"
 
 
 def _cut_result(job: store.JobRow) -> str:

@@ -32,7 +32,17 @@ from atlas_agents.core.budgets import DEFAULT_OUTPUT, MIN_OUTPUT, ModelCall, Tur
 from atlas_agents.core.errors import BadOutput, BudgetExceeded, ProviderError, failure_kind
 from atlas_agents.core.events import StreamChunk
 from atlas_agents.core.json import LARGE, check_memory
-from atlas_agents.core.messages import TIMING, Message, Opaque, Text, ToolCall, ToolSpec, approximate_tokens, user
+from atlas_agents.core.messages import (
+    ROUNDS_EXHAUSTED,
+    TIMING,
+    Message,
+    Opaque,
+    Text,
+    ToolCall,
+    ToolSpec,
+    approximate_tokens,
+    user,
+)
 from atlas_agents.core.telemetry import INPUT_MESSAGES, SYSTEM_INSTRUCTIONS, ModelCallTrace
 from atlas_agents.providers import base
 from atlas_agents.providers.base import TextChunk
@@ -51,7 +61,7 @@ class RoundsExhausted(Exception):
     """The round limit was reached while the model still called tools; `partial` is its last message."""
 
     def __init__(self, partial: Message) -> None:
-        super().__init__("Max iterations reached")
+        super().__init__(ROUNDS_EXHAUSTED)
         self.partial = partial
 
 

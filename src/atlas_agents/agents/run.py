@@ -189,6 +189,12 @@ class CallResult(NamedTuple):
     error: str | None = None
 
 
+def describe_answer(reply: Message) -> str:
+    """Return an answer as another agent reads it: its text, why the model refused, and a note if it is incomplete."""
+    note = f"(The answer is incomplete: {reply.incomplete}.)" if reply.incomplete else ""
+    return "\n\n".join([piece for piece in (reply.text.strip(), reply.refusal, note) if piece])
+
+
 def read_options(
     *,
     output: Any = None,

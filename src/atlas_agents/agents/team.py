@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
-from atlas_agents.agents.agent import ASK_PARAMETERS, ASK_TIMEOUT, Agent, chain_of_call
+from atlas_agents.agents.agent import ASK_PARAMETERS, ASK_TIMEOUT, Agent, chain_of_call, read_answer
 from atlas_agents.agents.options import HandoffPlan
 from atlas_agents.core.aio import is_async
 from atlas_agents.core.errors import ConfigError
@@ -99,7 +99,7 @@ def agent_tool(atlas: Any, agent: Agent, *, name: str = "") -> Tool:
             context.add_turn(stream.usage)
         for source in await _untrusted_sources(atlas, session):
             context.mark_untrusted(f"agent: {source}")
-        return answer.text
+        return read_answer(agent.id, answer)
 
     return Tool(
         name or f"ask_{agent.id}",

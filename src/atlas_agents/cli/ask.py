@@ -49,7 +49,7 @@ async def ask(
     `cat report.txt | atlas ask "Summarise"` sends both. The answer goes to standard output, everything else to standard
     error. Calls that need approval are denied, unless --yes-to approves them.
 
-    Exit codes: 0 success, 1 no answer, 2 invalid options or settings, 130 stopped by Ctrl-C.
+    Exit codes: 0 success, 1 no answer or an unfinished one, 2 invalid options or settings, 130 stopped by Ctrl-C.
     """
     from atlas_agents.cli.turn import QuitRequested, follow_turn
     from atlas_agents.core.messages import new_id
@@ -138,6 +138,8 @@ def _as_json(outcome: "TurnOutcome", key: str, error: str | None) -> dict[str, A
     }
     if outcome.message is not None and outcome.message.refusal:
         fields["refusal"] = outcome.message.refusal
+    if outcome.incomplete_reason:
+        fields["incomplete"] = outcome.incomplete_reason
     if outcome.warnings:
         fields["warnings"] = outcome.warnings
     if outcome.cancelled:

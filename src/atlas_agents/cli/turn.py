@@ -13,6 +13,7 @@ import msgspec
 from atlas_agents.cli.output import format_call, format_result, one_line, printable
 from atlas_agents.client import GatewayClient, SessionEvent, SessionFeed
 from atlas_agents.core.errors import GatewayError
+from atlas_agents.core.messages import ROUNDS_EXHAUSTED
 from atlas_agents.gateway.protocol import events, types
 from atlas_agents.gateway.protocol.sessions import RunPosition
 
@@ -95,8 +96,20 @@ class TurnOutcome(msgspec.Struct, frozen=True):
 
     @property
     def incomplete(self) -> bool:
-        """Whether the turn reached its limit of rounds while the model still called tools."""
-        return any(isinstance(part, types.ToolCallPart) for part in (self.message.parts if self.message else ()))
+        """Whether the turn reached its limit of rounds before the model was done: it called tools, or paused."""
+        if self.message is None:
+            return False
+        called = any(isinstance(part, types.ToolCallPart) for part in self.message.parts)
+        return called or self.message.metadata.get("stop_reason") == "pause"
+
+    @property
+    def incomplete_reason(self) -> str:
+        """Why the answer is not complete; empty if it is."""
+        if self.incomplete:
+            return ROUNDS_EXHAUSTED
+        if self.message is None or not self.message.metadata.get("truncated"):
+            return ""
+        return str(self.message.metadata.get("budget") or "the answer reached the token limit")
 
 
 def message_text(message: types.MessageShape) -> str:
@@ -283,12 +296,11 @@ async def _decide_safely(decide: Decide, request: ApprovalRequest) -> None:
 def show_outcome_notice(outcome: TurnOutcome, view: TurnView) -> None:
     """Show why an answer is not complete, if it is not."""
     if outcome.incomplete:
-        view.print_line("(stopped: the turn reached its limit of rounds while the model still called tools)", "yellow")
+        view.print_line(f"(stopped: {outcome.incomplete_reason})", "yellow")
     elif outcome.message is not None and outcome.message.refusal:
         view.print_line(printable(outcome.message.refusal), "yellow")
-    elif outcome.message is not None and outcome.message.metadata.get("truncated"):
-        reason = outcome.message.metadata.get("budget") or "the answer reached the token limit"
-        view.print_line(f"(truncated: {printable(str(reason))})", "yellow")
+    elif outcome.incomplete_reason:
+        view.print_line(f"(truncated: {printable(outcome.incomplete_reason)})", "yellow")
     elif not outcome.text.strip():
         view.print_line("(the answer is empty)", "yellow")
 

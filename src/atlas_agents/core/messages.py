@@ -39,6 +39,8 @@ OUTPUT = "output"
 """Cache key of an answer's parsed value."""
 UNTRUSTED = "untrusted"
 """Metadata key of a message with the sources of untrusted content that led to it, as a list."""
+ROUNDS_EXHAUSTED = "the turn reached its limit of rounds (max_rounds) before the model was done"
+"""Why the answer of a turn whose last message is unfinished is incomplete."""
 _MEDIA_TYPE_KEYS = ("media_type", "mimeType", "mediaType")
 
 
@@ -285,6 +287,24 @@ class Message(msgspec.Struct, frozen=True, dict=True):
         if not self.metadata.get("refused") or (self.text and not reason):
             return ""
         return f"The model refused to {'continue' if self.text else 'answer'}{f': {reason}' if reason else '.'}"
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether the model wanted to continue after this message: it called tools, or it paused.
+
+        The last message of a turn is unfinished if the turn reached its limit of rounds.
+        """
+        return bool(self.tool_calls) or self.metadata.get("stop_reason") == "pause"
+
+    @property
+    def incomplete(self) -> str:
+        """Why this answer is not complete: the turn reached its limit of rounds, or the answer reached the token limit;
+        empty if it is complete."""
+        if self.is_unfinished:
+            return ROUNDS_EXHAUSTED
+        return (
+            str(self.metadata.get("budget") or "it reached the token limit") if self.metadata.get("truncated") else ""
+        )
 
     @_cached
     def pairing(self) -> tuple[Ids, Ids]:

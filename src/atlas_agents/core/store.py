@@ -306,7 +306,7 @@ class JobRow(msgspec.Struct, frozen=True):
         deadline: When it is cancelled, in milliseconds since 1970; None for never.
         attempts: How often it was started.
         epoch: Fencing token: it increases with every new owner.
-        result: The answer, once it is done.
+        result: The answer, once it is done; the text so far if it failed at its limit of rounds.
         error: Why it failed.
         created_at: When it was added, in milliseconds since 1970.
         ended_at: When it ended, in milliseconds since 1970; None if it has not.

@@ -20,6 +20,7 @@ from pydantic import ValidationError
 
 from atlas_agents.agents.agent import Agent
 from atlas_agents.agents.options import TurnOptions
+from atlas_agents.agents.run import describe_answer
 from atlas_agents.agents.stream import AtlasStream
 from atlas_agents.core.approvals import Answer, Decision, Field, Question
 from atlas_agents.core.errors import BadArguments, Cancelled, ConfigError, Conflict, NotFound
@@ -415,7 +416,7 @@ def _read_reply(agent: Agent | None, name: str, reply: Message) -> ToolOutcome:
     """Return the outcome of a turn: the result of its call of the named tool, or the answer of an agent."""
     result = next((part for part in reply.parts if isinstance(part, ToolResult)), None)
     if result is None:
-        return ToolOutcome(f"{reply.text}\n\n{reply.refusal}".strip(), failed=bool(reply.refusal))
+        return ToolOutcome(describe_answer(reply), failed=bool(reply.refusal) or reply.is_unfinished)
     tool = agent.context.tool_map().get(name) if agent is not None else None
     return _to_outcome(result, tool.output_schema if tool is not None else None)
 
