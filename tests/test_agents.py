@@ -1,7 +1,9 @@
 """Agents: frozen settings, their context, and which agent of an Atlas answers."""
 
+import copy
 import inspect
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from atlas_agents import (
     ConfigError,
     Context,
     DuplicateTool,
+    Interceptor,
     Metadata,
     MissingKey,
     OpenAIProvider,
@@ -270,11 +273,59 @@ async def test_two_agents_may_use_the_same_tool_name() -> None:
     assert [result.steps[0].output for result in results] == ["seen x", "seen x again"]
 
 
-def test_pickled_agent_is_a_copy_without_models_and_tools() -> None:
+def test_worker_processes_get_an_agent_without_models_and_tools() -> None:
     made = Agent("a", name="Ada", role="admin", model="openai/x", tools=[look], metadata={"k": 1})
-    copy = pickle.loads(pickle.dumps(made))
-    assert (copy.id, copy.name, copy.role, copy.metadata.all()) == ("a", "Ada", "admin", {"k": 1})
-    assert (copy.models, copy.tools) == ((), ())
+    copied = pickle.loads(pickle.dumps(made.worker_copy()))
+    assert (copied.id, copied.name, copied.role, copied.metadata.all()) == ("a", "Ada", "admin", {"k": 1})
+    assert (copied.models, copied.tools) == ((), ())
+
+
+def test_agent_cannot_be_pickled() -> None:
+    with pytest.raises(TypeError, match="cannot pickle agent 'a': its models and functions belong to this process"):
+        pickle.dumps(Agent("a", model="openai/x", tools=[look]))
+
+
+async def test_plain_tool_that_uses_an_agent_runs_in_this_process() -> None:
+    helper = Agent("helper", model=Scripted(says("From the helper.")))
+
+    @tool
+    def ask_helper() -> str:
+        """Ask."""
+        return helper.ask_sync("Hi").text
+
+    made = Agent("a", model=Scripted(calls("ask_helper"), says("ok")), tools=[ask_helper])
+    (step,) = (await made.run("go")).steps
+    assert (step.status, step.output) == ("ok", "From the helper.")
+    await made.close()
+
+
+@pytest.mark.parametrize("copy_agent", [copy.copy, copy.deepcopy])
+async def test_copied_agent_has_everything_and_is_independent(copy_agent: Callable[[Agent], Agent]) -> None:
+    shared, live = Context(rules=["Be polite."], metadata={"team": "red"}), Metadata(values={"live": 1})
+    model = Scripted(calls("look", at="x"), says("ok"), says("and you?"))
+    made = Agent(
+        "a",
+        model=model,
+        tools=[look],
+        rules=["Be brief."],
+        contexts=[shared],
+        metadata=live,
+        interceptors=[Interceptor(request=lambda request: request)],
+    )
+    made.messages = [user("old"), assistant("yes")]
+    made.metadata.set("k", [1])
+    copied = copy_agent(made)
+    assert (copied.settings, copied.models, copied.tools) == (made.settings, made.models, made.tools)
+    assert (copied.rules, copied.interceptors, copied.messages) == (made.rules, made.interceptors, made.messages)
+    assert copied.metadata.all() == made.metadata.all() == {"team": "red", "live": 1, "k": [1]}
+    shared.metadata.set("team", "blue")
+    live.set("live", 2)
+    assert (copied.metadata["team"], copied.metadata["live"]) == ("blue", 2)
+    copied.metadata.set("new", 1)
+    assert (await copied.call("Hi")).success
+    copied.rules, copied.tools = [], []
+    assert (len(made.messages), len(made.rules), made.metadata.has("new")) == (2, 2, False) and made.tools
+    assert (copied.metadata["k"] is made.metadata["k"]) == (copy_agent is copy.copy)
 
 
 # Agent.call

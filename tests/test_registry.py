@@ -249,9 +249,9 @@ def test_provider_with_a_key_cannot_be_pickled_or_copied(vendor: str) -> None:
             way(provider)
 
 
-def test_pickled_agent_does_not_contain_its_key() -> None:
+def test_agent_of_a_worker_process_does_not_contain_its_key() -> None:
     agent = Agent("a", model=OpenAIProvider("m", api_key=KEY, environment=environment()))
-    assert KEY.encode() not in pickle.dumps(agent)
+    assert KEY.encode() not in pickle.dumps(agent.worker_copy())
 
 
 @pytest.mark.parametrize("key", ["a\nb", "a\r\nX-Evil: 1", "a\x00b", "schlüssel", "   "])

@@ -176,7 +176,7 @@ def test_lower_token_limit_of_a_turn_lowers_the_agents_reasoning_budget() -> Non
 def test_header_values_of_settings_are_never_printed_and_not_sent_to_worker_processes() -> None:
     settings = ModelSettings(seed=1, extra_headers={"X-Token": "sk-canary-0123456789"})
     assert repr(settings) == "ModelSettings(seed=1, extra_headers={'X-Token': '…'})"
-    copy = pickle.loads(pickle.dumps(Agent("a", settings=settings, max_rounds=3)))
+    copy = pickle.loads(pickle.dumps(Agent("a", settings=settings, max_rounds=3).worker_copy()))
     assert (copy.settings.model_settings, copy.max_rounds) == (ModelSettings(seed=1), 3)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from functools import partial
 from typing import Any, cast
 
@@ -457,14 +458,47 @@ class Agent:
     def __repr__(self) -> str:
         return f"Agent({self.id!r})"
 
+    def __copy__(self) -> "Agent":
+        """Return an agent with the same settings, models, tools, rules, hooks, messages and metadata of its own."""
+        return self._copy(self._context.copy())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Agent":
+        """Return a copy with deep copies of its messages and metadata; models, tools, rules and hooks are shared."""
+        copied = memo[id(self)] = self._copy(self._context.copy(lambda value: deepcopy(value, memo)))
+        return copied
+
+    def _copy(self, context: Context) -> "Agent":
+        copied = object.__new__(type(self))
+        copied._settings, copied._interceptors, copied._context = self._settings, self._interceptors, context
+        copied._runtime, copied._turns = None, BackgroundTasks("turns of an agent")
+        for name, value in getattr(self, "__dict__", {}).items():  # of a subclass
+            setattr(copied, name, value)
+        return copied
+
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle as a copy for worker processes, without models and headers, which hold keys, and without functions."""
-        fields = msgspec.structs.asdict(self._settings)
+        raise TypeError(
+            f"cannot pickle agent {self.id!r}: its models and functions belong to this process. Create the agent in "
+            "the other process, for example with a function that both import"
+        )
+
+    def worker_copy(self) -> "WorkerCopy":
+        """Internal: return what is pickled in place of the agent for a tool in a worker process."""
+        return WorkerCopy(self)
+
+
+class WorkerCopy:
+    """Unpickled as a copy of an agent without models and headers, which hold keys, and without functions."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        fields = msgspec.structs.asdict(self._agent.settings)
         del fields["models"]
         if callable(fields["system_prompt"]):
             del fields["system_prompt"]
         settings = msgspec.structs.replace(fields.pop("model_settings"), extra_headers={})
-        return partial(Agent, **fields, settings=settings, metadata=self.metadata.all()), ()
+        return partial(Agent, **fields, settings=settings, metadata=self._agent.metadata.all()), ()
 
 
 def agent(id: str, **options: Any) -> Agent:

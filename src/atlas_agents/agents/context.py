@@ -219,6 +219,18 @@ class Context:
         self._metadata.rebase(*self._brokers(), values=self._metadata.local())
         return self
 
+    def copy(self, copy_value: Callable[[Any], Any] = lambda value: value) -> "Context":
+        """Internal: return a context with the same parents, and a copy of its own metadata, rules, tools and messages.
+
+        `copy_value` is called with each value and message.
+        """
+        messages = [copy_value(message) for message in self._messages]
+        copied = Context(*self._parents, name=self.name, rules=self._rules, messages=messages)
+        copied._assigned, copied._tools = self._assigned, dict(self._tools)
+        values = {name: copy_value(value) for name, value in self._metadata.local().items()}
+        copied._metadata.rebase(*copied._brokers(), values=values)
+        return copied
+
     def lineage(self) -> Iterator["Context"]:
         """Yield all ancestors once, parents before children, and finally the context itself."""
         seen: set[int] = set()

@@ -173,7 +173,7 @@ else:
 
     Deps = TypeVar("Deps")
 _COPIED = (
-    *("conversation", "agent", "run_id", "call_id", "tenant_id", "metadata", "user", "approved", "chain"),
+    *("conversation", "run_id", "call_id", "tenant_id", "metadata", "user", "approved", "chain"),
     *("traceparent", "tracestate", "untrusted"),
 )
 
@@ -341,4 +341,6 @@ class ToolContext(Generic[Deps]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Send a copy to a worker process; progress reported there still arrives."""
-        return partial(ToolContext, report=report, **{name: getattr(self, name) for name in _COPIED}), ()
+        agent = None if self.agent is None else self.agent.worker_copy()
+        values = {name: getattr(self, name) for name in _COPIED}
+        return partial(ToolContext, report=report, agent=agent, **values), ()
