@@ -332,11 +332,14 @@ async def test_agents_that_are_tools_of_each_other_do_not_call_each_other_withou
             assert _errors(known[-1]) == [expected]
 
 
-async def test_number_of_agents_that_ask_one_another_is_limited() -> None:
+@pytest.mark.parametrize("through_atlas", [True, False])
+@pytest.mark.parametrize("stored", [True, False])
+async def test_number_of_agents_that_ask_one_another_is_limited(stored: bool, through_atlas: bool) -> None:
     agents = _ask_each_other("a", "b", "c", "d")
-    async with asyncio.timeout(TIMEOUT), Atlas(agents, store=MemoryStore(), delegation=Delegation(depth=2)) as atlas:
+    store = MemoryStore() if stored else None
+    async with asyncio.timeout(TIMEOUT), Atlas(agents, store=store, delegation=Delegation(depth=2)) as atlas:
         for each, other in pairwise(agents):
-            each.tools = [agent_tool(atlas, other)]
+            each.tools = [agent_tool(atlas, other) if through_atlas else other.as_tool()]
         assert (await atlas.ask("Go.")).text == "I do it."
     assert [len(find_model(each).requests) for each in agents] == [2, 2, 2, 0]
     assert _errors(agents[2]) == ["The delegation depth limit of 2 is reached: do the task yourself."]

@@ -385,7 +385,7 @@ class Agent:
         """Answer another agent; the usage counts as that of its turn."""
         conversation, options = Conversation(), read_options(chain=chain_of_call(context, self.id))
         message = user(request, **({UNTRUSTED: list(context.untrusted)} if context.untrusted else {}))
-        stream = self._start_turn(message, conversation, options, context.user)
+        stream = self._start_turn(message, conversation, options, context.user, context.delegation)
         try:
             return read_answer(self.id, await stream.reply())
         except asyncio.CancelledError:
@@ -396,14 +396,26 @@ class Agent:
             for source in dict.fromkeys(source for each in conversation for source in each.untrusted):
                 context.mark_untrusted(f"agent: {source}")
 
-    def _start_turn(self, message: Message, session: Conversation, options: TurnOptions, user: str) -> AtlasStream:
+    def _start_turn(
+        self,
+        message: Message,
+        session: Conversation,
+        options: TurnOptions,
+        user: str,
+        delegation: Delegation | None = None,
+    ) -> AtlasStream:
         stream = AtlasStream(new_ordered_id())
-        run = self._create_run(session, options, user, stream)
+        run = self._create_run(session, options, user, stream, delegation)
         self._turns.adopt(stream.start(run, run_turn(run, message, choose_turn_function(run))))
         return stream
 
     def _create_run(
-        self, session: Conversation, options: TurnOptions, user: str, stream: AtlasStream | None = None
+        self,
+        session: Conversation,
+        options: TurnOptions,
+        user: str,
+        stream: AtlasStream | None = None,
+        delegation: Delegation | None = None,
     ) -> Run:
         if not isinstance(cast(object, session), Conversation):
             raise ConfigError(
@@ -417,6 +429,7 @@ class Agent:
             user=user,
             log=stream.log if stream else None,
             id=stream.stream_id if stream else None,
+            delegation=delegation,
         )
 
     def _own_runtime(self) -> AgentRuntime:
@@ -514,8 +527,7 @@ def chain_of_call(context: ToolContext, agent_id: str) -> Chain:
     waiting = (*context.chain.agents, context.agent.id)
     if agent_id in waiting:
         raise LimitExceeded(f"{agent_id} is waiting for your result, so you cannot ask it: answer without it.")
-    delegation = context.team_services.delegation if context.team_services is not None else Delegation()
-    delegation.check_depth(context.chain)
+    context.delegation.check_depth(context.chain)
     return msgspec.structs.replace(context.chain, root="", agents=waiting, job="")  # budgets and jobs count the caller
 
 

@@ -75,7 +75,7 @@ class Atlas:
         registry: Providers by id, for references such as `"openai/gpt-5.6"`.
         prices: Price per model, for the cost in `Usage`.
         clock: Source of time; a `VirtualClock` in tests.
-        delegation: Limits of delegation between agents.
+        delegation: Limits of delegation between agents, and of agents that are tools of one another.
         dispatcher: Where runs execute: in this process by default, or on a cluster.
         deps: A function of the turn's context that makes the `deps` of a turn that was sent without them, or that is
             resumed after a crash.
@@ -125,6 +125,7 @@ class Atlas:
             audit=audit,
             store=store,
             team_services=services,
+            delegation=delegation,
             retries=retries,
             registry=registry,
             prices=prices,

@@ -45,7 +45,7 @@ from atlas_agents.core.telemetry import (
     Telemetry,
     TurnTrace,
 )
-from atlas_agents.core.tenancy import TeamServices
+from atlas_agents.core.tenancy import DEFAULT_DELEGATION, Delegation, TeamServices
 from atlas_agents.providers.base import Price, Prices, Provider, collect_keys
 from atlas_agents.providers.failover import Failover, ModelHealth, Route
 from atlas_agents.providers.react import React
@@ -127,6 +127,7 @@ class AgentRuntime:
         audit: AuditLog | None = None,
         store: Store | None = None,
         team_services: TeamServices | None = None,
+        delegation: Delegation | None = None,
         retries: Sequence[float] = (1.0, 3.0, 9.0),
         registry: Registry | None = None,
         prices: Mapping[str, Price] | None = None,
@@ -163,6 +164,7 @@ class AgentRuntime:
             policy=policy,
             retries=tuple(retries),
             team_services=team_services,
+            delegation=delegation or DEFAULT_DELEGATION,
         )
         self._given_interceptors = read_interceptors(interceptors)
         self._interceptors = Interceptors(self._given_interceptors, self.governance.redactor.trace)
@@ -189,6 +191,7 @@ class AgentRuntime:
             "policy": self.governance.policy,
             "limits": self.governance.limiter.limits,
             "budgets": self.governance.budgets.budgets,
+            "delegation": self.governance.delegation,
             "registry": self.registry,
             "make_deps": self.make_deps,
             "redactor": self.governance.redactor,
@@ -210,11 +213,13 @@ class AgentRuntime:
         durable: bool = False,
         row: RunRow | None = None,
         own_metadata: bool = True,
+        delegation: Delegation | None = None,
     ) -> Run:
         """Create a run without starting it; raises at once if the model or its key is missing.
 
         `row` is that of an earlier accepted run to resume. With `durable`, the run is journaled if there is a store.
-        Metadata set by tools and rules belongs to the session, or without `own_metadata` to the context.
+        Metadata set by tools and rules belongs to the session, or without `own_metadata` to the context. `delegation`
+        are the limits of the turn that asked for this one, in place of the runtime's own.
         """
         run_id = id or new_ordered_id()
         if row is None and (found := self.telemetry.incoming(options.traceparent or "")):
@@ -263,6 +268,7 @@ class AgentRuntime:
             journal=self._create_journal(run_id, conversation, emit, row, metadata) if durable else None,
             asks=options.asks,
             chain=options.chain,
+            delegation=delegation,
             inherited=inherited,
             hooks=interceptors.tool_hooks,
             context=context,

@@ -240,6 +240,9 @@ class Delegation(msgspec.Struct, frozen=True):
             raise LimitExceeded(f"The delegation depth limit of {self.depth} is reached: do the task yourself.")
 
 
+DEFAULT_DELEGATION = Delegation()
+
+
 class AgentInfo(msgspec.Struct, frozen=True):
     """Summary of an agent, as other agents see it."""
 
@@ -263,7 +266,7 @@ class TeamServices:
         self.store = store
         self.tenancy = Tenancy(store, tenant, clock)
         self.users = self.tenancy.users
-        self.delegation = delegation or Delegation()
+        self.delegation = delegation or DEFAULT_DELEGATION
         self.clock = clock
         self.agents = agents
         """Function that returns all agents."""

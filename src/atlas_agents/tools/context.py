@@ -15,7 +15,7 @@ from atlas_agents.core.json import encode
 from atlas_agents.core.messages import Conversation
 from atlas_agents.core.metadata import Metadata
 from atlas_agents.core.store import NO_CHAIN, Chain, Write
-from atlas_agents.core.tenancy import TeamServices
+from atlas_agents.core.tenancy import DEFAULT_DELEGATION, Delegation, TeamServices
 from atlas_agents.tools.worker_pool import report
 
 
@@ -204,6 +204,7 @@ class ToolContext(Generic[Deps]):
         count: Function that counts the usage of another turn.
         reserve: Function that reserves tokens of the budget.
         chain: Delegations that led to this turn.
+        delegation: Limits of delegation between agents.
         traceparent: Trace context of the call (W3C), to pass on to other services; empty outside of a trace.
         tracestate: W3C tracestate that belongs to `traceparent`, to pass on with it.
         team_services: Users and jobs; None without a store.
@@ -227,7 +228,7 @@ class ToolContext(Generic[Deps]):
             "approved",
             "call_id",
         ),
-        *("chain", "conversation", "idempotency_key", "metadata", "team_services", "run_id", "tenant_id"),
+        *("chain", "conversation", "delegation", "idempotency_key", "metadata", "team_services", "run_id", "tenant_id"),
         *("traceparent", "tracestate", "untrusted", "user"),
     )
 
@@ -251,6 +252,7 @@ class ToolContext(Generic[Deps]):
         count: Callable[[Usage], object] = _ignore_usage,
         reserve: Callable[[int], Awaitable[None]] = _reject_reservation,
         chain: Chain = NO_CHAIN,
+        delegation: Delegation = DEFAULT_DELEGATION,
         traceparent: str = "",
         tracestate: str = "",
         team_services: TeamServices | None = None,
@@ -269,6 +271,7 @@ class ToolContext(Generic[Deps]):
         self.idempotency_key = f"{run_id}:{call_id}"
         self.user = user
         self.chain = chain
+        self.delegation = delegation
         self.traceparent = traceparent
         self.tracestate = tracestate
         self.team_services = team_services

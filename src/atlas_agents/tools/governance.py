@@ -13,7 +13,7 @@ from atlas_agents.core.messages import Conversation, Message, ToolCall, ToolResu
 from atlas_agents.core.metadata import Metadata
 from atlas_agents.core.store import NO_CHAIN, Chain
 from atlas_agents.core.telemetry import Telemetry, TurnTrace
-from atlas_agents.core.tenancy import TeamServices
+from atlas_agents.core.tenancy import DEFAULT_DELEGATION, Delegation, TeamServices
 from atlas_agents.tools.approvals import Approvals, ApprovalStore
 from atlas_agents.tools.audit import AuditLog
 from atlas_agents.tools.journal import HookAction, HookRecord, Journal
@@ -45,6 +45,7 @@ class Governance(msgspec.Struct, kw_only=True, eq=False):
     policy: Policy | None = None
     retries: tuple[float, ...] = (1.0, 3.0, 9.0)
     team_services: TeamServices | None = None
+    delegation: Delegation = DEFAULT_DELEGATION
     _tasks: BackgroundTasks = msgspec.field(default_factory=partial(BackgroundTasks, "governance"))
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -139,6 +140,7 @@ class ToolScope:
             "chain",
             "conversation",
             "count_usage",
+            "delegation",
             "durations",
             "emit",
             "governance",
@@ -177,6 +179,7 @@ class ToolScope:
         journal: Journal | None = None,
         asks: bool = True,
         chain: Chain = NO_CHAIN,
+        delegation: Delegation | None = None,
         inherited: Sequence[Message] = (),
         deps: Any = None,
         hooks: ToolHooks | None = None,
@@ -196,6 +199,7 @@ class ToolScope:
         """`own_budgets` were set for this turn only."""
         self._inherited = inherited
         self.asks, self.chain, self.trace = asks, chain, trace
+        self.delegation = delegation or governance.delegation
         self.governance, self.run_id = governance, run_id
         self.agent, self.actor = agent, actor
         self.tools = tools

@@ -656,6 +656,7 @@ class ToolCallExecution:
             reserve=self._reserve_tokens,
             user=scope.actor.user,
             chain=scope.chain,
+            delegation=scope.delegation,
             traceparent=traceparent,
             tracestate=tracestate,
             team_services=scope.governance.team_services,
