@@ -12,10 +12,12 @@ from atlas_agents import (
     Conversation,
     Image,
     Interceptor,
+    MemoryStore,
     Message,
     Metadata,
     OpenAIProvider,
     ProviderError,
+    RetryPolicy,
     Text,
     ToolCall,
     ToolResult,
@@ -51,6 +53,29 @@ def scripted(*replies: str) -> tuple[Atlas, Scripted]:
         (lambda: Agent("a", model="gpt-5.6", provider="antropic"), "did you mean 'anthropic'?"),
         (lambda: Agent("a", system_prompt=wrong(3)), "agent 'a': invalid system_prompt 3: expected a text or a"),
         (lambda: Agent("a", tools=wrong(user)), "agent 'a': tools=… takes a list of tools, got "),
+        (lambda: Agent("a", rules=[wrong(5)]), "agent 'a': invalid rule 5: expected a text that is not blank, or"),
+        (lambda: Agent("a", rules="Be brief."), r"agent 'a': rules=… takes a list of rules, got 'Be brief.'"),
+        (lambda: Agent("a", hands_off_to="bob"), "agent 'a': hands_off_to=… takes a list of agent ids, got 'bob'"),
+        (lambda: Agent("a", hands_off_to=[wrong(Agent("b"))]), r"takes a list of agent ids, got \[Agent\('b'\)\]"),
+        (lambda: Agent("a", providers="openai/gpt-5.6"), "agent 'a': providers=… takes a list of models, got 'openai/"),
+        (lambda: Agent("a", retry=wrong(3)), "agent 'a': retry=… takes a RetryPolicy, got 3"),
+        (lambda: RetryPolicy(order=wrong("x")), r"invalid RetryPolicy\(order='x'\): expected 'random' or 'given'"),
+        (lambda: RetryPolicy(on_refusal=wrong("x")), r"\(on_refusal='x'\): expected 'final' or 'failover'"),
+        (lambda: RetryPolicy(retries=-1), r"\(retries=-1\): expected a number that is not negative"),
+        (
+            lambda: Atlas(policy=wrong("x.toml")),
+            r"Atlas\(policy=…\) takes a Policy, such as Policy.load\('policy.toml'\), got 'x",
+        ),
+        (lambda: setattr(Atlas(), "policy", "x.toml"), r"Atlas\(policy=…\) takes a Policy"),
+        (
+            lambda: Atlas(store=wrong("x.db")),
+            r"Atlas\(store=…\) takes a store, got 'x.db': create one with SqliteStore",
+        ),
+        (lambda: Atlas(approve=wrong("yes")), r"Atlas\(approve=…\) takes a function or Approvals\(…\), got 'yes'"),
+        (lambda: Atlas(history=wrong(5)), r"Atlas\(history=…\) takes History\(…\), got 5"),
+        (lambda: Atlas(limits=wrong(5)), r"Atlas\(limits=…\) takes Limits\(…\), got 5"),
+        (lambda: Atlas(delegation=wrong(5)), r"Atlas\(delegation=…\) takes Delegation\(…\), got 5"),
+        (lambda: Atlas(registry=wrong("x")), r"Atlas\(registry=…\) takes a Registry, got 'x'"),
         (lambda: Atlas(wrong(Agent("a"))), r"Atlas\(agents=…\) takes a list of agents, got Agent\('a'\)"),
         (lambda: Atlas([wrong(3)]), r"Atlas\(agents=…\) takes a list of agents, got 3 in it"),
         (lambda: Conversation([wrong("hi")]), r"invalid message 'hi' .*: use user\('hi'\)"),
@@ -80,6 +105,14 @@ async def test_session_that_is_no_key_and_no_conversation_is_refused(session: An
     atlas, _ = scripted()
     with pytest.raises(ConfigError, match=r"invalid session .*: expected a key such as 'ana', or a Conversation"):
         await atlas.ask("hi", session=session)
+
+
+@pytest.mark.parametrize("store", [None, MemoryStore()])
+async def test_user_that_is_no_name_is_refused(store: Any) -> None:
+    atlas = Atlas([Agent("a", model=Scripted())], store=store)
+    for ask in (atlas.ask, atlas.run, atlas.send, Agent("b", model=Scripted()).ask):
+        with pytest.raises(ConfigError, match="invalid user None: expected a name, or '' for no user"):
+            await cast(Any, ask)("hi", user=None)
 
 
 async def test_dicts_in_the_form_of_chat_completions_are_messages() -> None:

@@ -126,7 +126,7 @@ class Agent:
             parallel_tools=parallel_tools,
             max_rounds=max_rounds,
             output_retries=output_retries,
-            hands_off_to=tuple(hands_off_to),
+            hands_off_to=_read_ids(id, hands_off_to),
             budget=_read_agent_budgets(id, budget),
             tool_search=tool_search,
         )
@@ -134,9 +134,9 @@ class Agent:
             raise ConfigError(f"agent {id!r}: tools=… takes a list of tools, got {tools!r}")
         try:
             self._interceptors = read_interceptors(interceptors)
+            self._context = Context(*contexts, name=id, metadata=metadata, rules=rules, tools=tools)
         except ConfigError as error:
-            raise ConfigError(f"agent {id!r}: {error}") from error
-        self._context = Context(*contexts, name=id, metadata=metadata, rules=rules, tools=tools)
+            raise type(error)(f"agent {id!r}: {error}") from error
         self._runtime: AgentRuntime | None = None
         self._turns = BackgroundTasks("turns of an agent")
 
@@ -559,6 +559,13 @@ def _combine_settings(
         raise ConfigError(f"agent {agent_id!r}: {error}") from error
 
 
+def _read_ids(agent_id: str, given: Sequence[str]) -> tuple[str, ...]:
+    ids = () if isinstance(given, str) or not isinstance(cast(object, given), Iterable) else tuple(given)
+    if (given and not ids) or not all([isinstance(cast(object, each), str) for each in ids]):
+        raise ConfigError(f"agent {agent_id!r}: hands_off_to=… takes a list of agent ids, got {given!r}")
+    return ids
+
+
 def _read_agent_budgets(agent_id: str, budget: BudgetLike | Sequence[BudgetLike] | None) -> tuple[Budget, ...]:
     try:
         return read_budgets(budget, ("turn", "session", "agent"))
@@ -573,6 +580,8 @@ def _normalize_models(
     if providers is not None:
         if model is not None or provider is not None:
             raise ConfigError(f"agent {id!r}: pass either providers=… or model=…, not both")
+        if isinstance(providers, str):
+            raise ConfigError(f"agent {id!r}: providers=… takes a list of models, got {providers!r}")
         if not providers:
             raise ConfigError(f"agent {id!r}: providers=… is empty")
         return tuple(_check_model(id, each) for each in providers)

@@ -108,6 +108,18 @@ class Atlas:
     ) -> None:
         if deps is not None and not callable(deps):
             raise ConfigError("Atlas(deps=…) takes a function that makes deps; pass a value with ask(…, deps=…)")
+        _check_type("policy", policy, Policy, "a Policy, such as Policy.load('policy.toml')")
+        _check_type("history", history, History, "History(…)")
+        _check_type("limits", limits, Limits, "Limits(…)")
+        _check_type("delegation", delegation, Delegation, "Delegation(…)")
+        _check_type("registry", registry, Registry, "a Registry")
+        if store is not None and not hasattr(store, "commit"):
+            raise ConfigError(
+                f"Atlas(store=…) takes a store, got {store!r}: create one with SqliteStore('atlas.db') and await its "
+                "open()"
+            )
+        if approve is not None and not (callable(approve) or isinstance(approve, Approvals)):
+            raise ConfigError(f"Atlas(approve=…) takes a function or Approvals(…), got {approve!r}")
         self._agents = runner.AgentRegistry(agents, default_agent)
         self._dispatcher = dispatcher or Inline()
         services = TeamServices(store, tenant, self._agent_infos, delegation, clock) if store is not None else None
@@ -260,6 +272,7 @@ class Atlas:
 
     @policy.setter
     def policy(self, policy: Policy | None) -> None:
+        _check_type("policy", policy, Policy, "a Policy, such as Policy.load('policy.toml')")
         self._governance.policy = policy
 
     def share_budgets(self, other: "Atlas") -> None:
@@ -719,6 +732,12 @@ class Atlas:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+
+def _check_type(name: str, value: object, wanted: type, description: str) -> None:
+    """Raise ConfigError for an argument of another type; None stands for the default."""
+    if value is not None and not isinstance(value, wanted):
+        raise ConfigError(f"Atlas({name}=…) takes {description}, got {value!r}")
 
 
 async def _reply_or_cancel(stream: AtlasStream) -> Message:

@@ -3,7 +3,7 @@
 import asyncio
 import weakref
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Generic, TypeAlias
+from typing import Any, Generic, TypeAlias, cast
 
 import msgspec
 
@@ -265,7 +265,9 @@ class Context:
 
     @rules.setter
     def rules(self, rules: Iterable[Rule | str]) -> None:
-        self._rules = tuple(Rule(rule) if isinstance(rule, str) else rule for rule in rules)
+        if isinstance(rules, str) or not isinstance(cast(object, rules), Iterable):
+            raise ConfigError(f"rules=… takes a list of rules, got {rules!r}")
+        self._rules = tuple(rule if isinstance(rule, Rule) else Rule(rule) for rule in rules)
 
     @property
     def tools(self) -> tuple[Tool, ...]:

@@ -73,6 +73,8 @@ class AgentSettings(msgspec.Struct, frozen=True):
             )
         if not self.id.strip():
             raise ConfigError("an agent requires an id that is not blank")
+        if not isinstance(cast(object, self.retry), RetryPolicy):
+            raise ConfigError(f"agent {self.id!r}: retry=… takes a RetryPolicy, got {self.retry!r}")
         if self.max_rounds < 1:
             raise ConfigError(f"agent {self.id!r}: max_rounds must be at least 1, got {self.max_rounds}")
         if self.output_retries < 0:

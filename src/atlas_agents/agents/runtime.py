@@ -221,6 +221,8 @@ class AgentRuntime:
         Metadata set by tools and rules belongs to the session, or without `own_metadata` to the context. `delegation`
         are the limits of the turn that asked for this one, in place of the runtime's own.
         """
+        if not isinstance(cast(object, user), str):
+            raise ConfigError(f"invalid user {user!r}: expected a name, or '' for no user")
         run_id = id or new_ordered_id()
         if row is None and (found := self.telemetry.incoming(options.traceparent or "")):
             options = msgspec.structs.replace(options, traceparent=found)

@@ -177,6 +177,16 @@ class RetryPolicy(msgspec.Struct, frozen=True):
     long_cooldown: float = 600
     on_refusal: Literal["final", "failover"] = "final"
 
+    def __post_init__(self) -> None:
+        if self.order not in ("random", "given"):
+            raise ConfigError(f"invalid RetryPolicy(order={self.order!r}): expected 'random' or 'given'")
+        if self.on_refusal not in ("final", "failover"):
+            raise ConfigError(f"invalid RetryPolicy(on_refusal={self.on_refusal!r}): expected 'final' or 'failover'")
+        for name in ("retries", "failures", "backoff", "longest_wait", "cooldown", "long_cooldown"):
+            value: object = getattr(self, name)
+            if not isinstance(value, (int, float)) or value < 0:
+                raise ConfigError(f"invalid RetryPolicy({name}={value!r}): expected a number that is not negative")
+
 
 class ModelRefused(ProviderError):
     """The model refused to answer; another model may be tried, and this one needs no cool-down."""
