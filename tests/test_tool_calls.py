@@ -12,7 +12,7 @@ from datetime import date
 from decimal import Decimal
 from enum import Enum
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 import pydantic
 import pytest
@@ -195,6 +195,23 @@ async def test_dataclasses_and_models_become_json_objects() -> None:
 
     assert await outcome(report) == ("ok", None, {"title": "R", "pages": [1]})
     assert await outcome(model) == ("ok", None, {"m": {"when": "2026-01-02"}})
+
+
+class Point(NamedTuple):
+    x: int
+    y: int
+
+
+async def test_named_tuples_are_json_arrays_as_arguments_and_as_results() -> None:
+    @tool
+    async def mirror(points: list[Point]) -> dict[str, Point]:
+        """Mirror points."""
+        return {"mirrored": Point(points[0].y, points[0].x)}
+
+    model = Scripted(calls("mirror", points=[[1, 2]]), says("Done."))
+    async with in_memory_atlas(model, [mirror]) as atlas:
+        (step,) = (await atlas.run("go")).steps
+    assert (step.status, step.output) == ("ok", {"mirrored": [2, 1]})
 
 
 def count(until: int) -> Generator[str, None, int]:
