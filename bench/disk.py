@@ -307,7 +307,10 @@ async def main(options: argparse.Namespace) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["serve"]:
-        asyncio.run(serve(sys.argv[2], Path(sys.argv[3])))
+        from atlas_agents.gateway.server import run
+
+        start = run if sys.argv[2] == "gateway" else asyncio.run  # the gateway has an event loop of its own
+        start(serve(sys.argv[2], Path(sys.argv[3])))
     else:
         parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
         parser.add_argument("--turns", type=int, default=100, help="turns per measurement")

@@ -305,6 +305,9 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["collect"]:
         collect()
     elif sys.argv[1:2] == ["serve"]:
-        asyncio.run(serve(sys.argv[2], sys.argv[3], Path(sys.argv[4]), sys.argv[5], sys.argv[6]))
+        from atlas_agents.gateway.server import run
+
+        start = run if sys.argv[2] == "gateway" else asyncio.run  # the gateway has an event loop of its own
+        start(serve(sys.argv[2], sys.argv[3], Path(sys.argv[4]), sys.argv[5], sys.argv[6]))
     else:
         main()
