@@ -226,30 +226,18 @@ class AgentRuntime:
         run_id = id or new_ordered_id()
         if row is None and (found := self.telemetry.incoming(options.traceparent or "")):
             options = msgspec.structs.replace(options, traceparent=found)
-        agent_context, metadata = context, context.metadata
         inherited = context.messages if inherited_messages is None else inherited_messages
+        metadata = context.metadata
         if own_metadata:
             stored, turn = durable and self.store is not None, options.metadata or {}
             metadata = SessionMetadata(metadata, conversation.metadata, stored=stored, turn=turn)
-        context = TurnContext(
-            context,
-            conversation,
-            metadata=metadata,
-            user=user,
-            agent_id=agent.id,
-            run_id=run_id,
-            deps=options.deps,
-        )
         settings = self._settings_of(agent, options)
         emit, meter = self._emitter(log), UsageMeter(self.prices)
         actor = Actor(settings.id, settings.role, user, self.tenant)
-        others = options.team.hands_to or settings.hands_off_to
-        tools, search = agent_context.tool_map(), None
-        if others or settings.tool_search is not None or settings.mode == "plan":
-            tools, search = (tools, None) if options.call else self._collect_tools(tools, settings, others, actor)
-        client = ClientCalls(options.client_tools) if options.client_tools is not msgspec.UNSET else None
-        if client is not None:
-            tools = client.add_to(tools)
+        tools, search, client = self._tools_of_turn(context.tool_map(), settings, options, actor)
+        context = TurnContext(
+            context, conversation, metadata=metadata, user=user, agent_id=agent.id, run_id=run_id, deps=options.deps
+        )
         interceptors = self._interceptors_of(agent)
         scope = ToolScope(
             self.governance,
@@ -282,9 +270,7 @@ class AgentRuntime:
             conversation=conversation,
             lock=lock or session_lock(conversation),
             inherited_messages=inherited,
-            provider=Scripted()
-            if options.call
-            else self.failover_for(agent, settings, options.model).for_turn(self.clock),
+            provider=self._provider_of_turn(agent, settings, options),
             scope=scope,
             emit=emit,
             interceptors=interceptors,
@@ -294,6 +280,24 @@ class AgentRuntime:
             services=self,
             resumed=row is not None,
         )
+
+    def _tools_of_turn(
+        self, own: Mapping[str, Tool], settings: AgentSettings, options: TurnOptions, actor: Actor
+    ) -> "tuple[Mapping[str, Tool], ToolSearch | None, ClientCalls | None]":
+        """Return the tools of a turn, with their search if there are many, and those of them that the caller runs."""
+        tools, search = own, None
+        others = options.team.hands_to or settings.hands_off_to
+        if not options.call and (others or settings.tool_search is not None or settings.mode == "plan"):
+            tools, search = self._collect_tools(own, settings, others, actor)
+        if options.client_tools is msgspec.UNSET:
+            return tools, search, None
+        client = ClientCalls(options.client_tools)
+        return client.add_to(tools), search, client
+
+    def _provider_of_turn(self, agent: Any, settings: AgentSettings, options: TurnOptions) -> Provider:
+        if options.call:
+            return Scripted()
+        return self.failover_for(agent, settings, options.model).for_turn(self.clock)
 
     def _create_trace(
         self, run_id: str, settings: AgentSettings, conversation: Conversation, options: TurnOptions, row: RunRow | None
