@@ -1,9 +1,10 @@
 """Atlas: the entry point of the library. `ask` returns an answer, `send` a stream, `run` a full result."""
 
 import asyncio
+import math
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import msgspec
 
@@ -108,16 +109,12 @@ class Atlas:
     ) -> None:
         if deps is not None and not callable(deps):
             raise ConfigError("Atlas(deps=…) takes a function that makes deps; pass a value with ask(…, deps=…)")
-        _check_type("policy", policy, Policy, "a Policy, such as Policy.load('policy.toml')")
-        _check_type("history", history, History, "History(…)")
-        _check_type("limits", limits, Limits, "Limits(…)")
-        _check_type("delegation", delegation, Delegation, "Delegation(…)")
-        _check_type("registry", registry, Registry, "a Registry")
-        if store is not None and not hasattr(store, "commit"):
-            raise ConfigError(
-                f"Atlas(store=…) takes a store, got {store!r}: create one with SqliteStore('atlas.db') and await its "
-                "open()"
-            )
+        _check_types(policy=policy, history=history, limits=limits, delegation=delegation, registry=registry)
+        _check_types(prices=prices, store=store, audit=audit, clock=clock)
+        if not _are_seconds(retries):
+            raise ConfigError(f"Atlas(retries=…) takes a list of seconds, got {retries!r}")
+        if not isinstance(cast(object, tenant), str) or not tenant:
+            raise ConfigError(f"Atlas(tenant=…) takes a name, got {tenant!r}: leave it out if there is only one tenant")
         if approve is not None and not (callable(approve) or isinstance(approve, Approvals)):
             raise ConfigError(f"Atlas(approve=…) takes a function or Approvals(…), got {approve!r}")
         self._agents = runner.AgentRegistry(agents, default_agent)
@@ -272,7 +269,7 @@ class Atlas:
 
     @policy.setter
     def policy(self, policy: Policy | None) -> None:
-        _check_type("policy", policy, Policy, "a Policy, such as Policy.load('policy.toml')")
+        _check_types(policy=policy)
         self._governance.policy = policy
 
     def share_budgets(self, other: "Atlas") -> None:
@@ -734,10 +731,34 @@ class Atlas:
         await self.close()
 
 
-def _check_type(name: str, value: object, wanted: type, description: str) -> None:
+_WANTED: dict[str, tuple[type | str, str]] = {
+    "policy": (Policy, "a Policy, such as Policy.load('policy.toml')"),
+    "history": (History, "History(…)"),
+    "limits": (Limits, "Limits(…)"),
+    "delegation": (Delegation, "Delegation(…)"),
+    "registry": (Registry, "a Registry"),
+    "prices": (Mapping, "a mapping of models to Price(…)"),
+    "store": ("commit", "an open store, such as SqliteStore('atlas.db')"),
+    "audit": ("append", "an audit log; the default is that of the store"),
+    "clock": ("monotonic", "a clock; the default is that of the system"),
+}
+"""The type of an argument, or a method of its port, and how to describe it."""
+
+
+def _check_types(**given: object) -> None:
     """Raise ConfigError for an argument of another type; None stands for the default."""
-    if value is not None and not isinstance(value, wanted):
-        raise ConfigError(f"Atlas({name}=…) takes {description}, got {value!r}")
+    for name, value in given.items():
+        wanted, description = _WANTED[name]
+        fits = hasattr(value, wanted) if isinstance(wanted, str) else isinstance(value, wanted)
+        if value is not None and not fits:
+            raise ConfigError(f"Atlas({name}=…) takes {description}, got {value!r}")
+
+
+def _are_seconds(value: object) -> bool:
+    """Return whether a value is a list of pauses. A number of retries alone would not say how long to wait."""
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+        return False
+    return all([isinstance(each, int | float) and 0 <= each < math.inf for each in cast(Sequence[object], value)])
 
 
 async def _reply_or_cancel(stream: AtlasStream) -> Message:

@@ -560,6 +560,8 @@ class Prices:
 
     def __init__(self, prices: Mapping[str, Price] | None = None) -> None:
         for name, price in (prices or {}).items():
+            if not isinstance(cast(object, price), Price):
+                raise ConfigError(f"invalid price of {name!r}: expected Price(…), got {price!r}")
             if not price.is_valid:
                 raise ConfigError(f"invalid price of {name!r}: must not be negative")
         self._prices = dict(prices or {})
