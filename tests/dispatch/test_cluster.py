@@ -547,6 +547,20 @@ async def test_cluster_uses_a_schema_with_capital_letters(url: str, schema: str)
         assert (await worker.atlas.ask("go", session="s")).text == "Done."
 
 
+async def test_cluster_rejects_a_schema_that_is_too_long_for_its_channels(url: str) -> None:
+    longest = "ä" + 51 * "s"  # 53 bytes
+    with pytest.raises(
+        ConfigError, match="too long for a Cluster: expected at most 53 bytes, got 54; choose a shorter"
+    ):
+        Cluster(url, schema=longest + "s")
+    async with (
+        asyncio.timeout(TIMEOUT),
+        member(url, longest, Scripted(), executes_runs=False) as front,
+        member(url, longest, Scripted(says("Done."))),
+    ):
+        assert (await front.atlas.ask("go", session="s")).text == "Done."
+
+
 async def test_worker_holds_its_lock_until_it_has_finished(url: str, schema: str) -> None:
     held = """SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted
     AND (classid::bigint << 32 | objid::bigint) = %s"""

@@ -38,6 +38,8 @@ OnResumed: TypeAlias = Callable[[RunningTurn, RunRow], Awaitable[None]]
 """Called with a run that was resumed here, and its row before that."""
 Follow: TypeAlias = Callable[[RunRow, OnEvent], Awaitable[None]]
 """Forwards the events of a run that executes elsewhere until its terminal event."""
+_MAX_SCHEMA = 53
+"""Bytes of a schema name. Postgres keeps 63 bytes of the name of a channel, which adds 10 to that of the schema."""
 _BACKLOG_TICKS = 5
 _POLL_INTERVAL = 15.0
 _VALKEY_POLL_INTERVAL = 5.0
@@ -71,6 +73,11 @@ class Cluster:
         heartbeat_timeout: float = HEARTBEAT_TIMEOUT,
         valkey: Any = None,
     ) -> None:
+        if (length := len(schema.encode())) > _MAX_SCHEMA:
+            raise ConfigError(
+                f"Postgres schema {schema!r} is too long for a Cluster: expected at most {_MAX_SCHEMA} bytes, got "
+                f"{length}; choose a shorter schema for the Cluster and its PostgresStore"
+            )
         self._url = url
         self._schema = schema
         self._tenant = tenant
