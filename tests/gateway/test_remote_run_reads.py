@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from atlas_agents.core.errors import StoreLost
-from atlas_agents.core.store import EventRow, RunRow, RunStatus
+from atlas_agents.core.store import AcceptRun, ClaimRun, EventRow, PutSession, RunRow, RunStatus, SetRun
 from atlas_agents.dispatch.notifications import Notification
 from atlas_agents.gateway.auth import Grant, Principal
 from atlas_agents.gateway.cluster import RemoteRuns
 from atlas_agents.gateway.protocol.events import ChatDelta, ChatFinal, encode_event
 from atlas_agents.gateway.protocol.types import UsageShape
-from atlas_agents.gateway.runs import RunRegistry
+from atlas_agents.gateway.runs import RunHooks, RunRegistry
 from atlas_agents.gateway.telemetry import Metrics
 from atlas_agents.storage.sqlite import MemoryStore
 from checks import TIMEOUT, wait_until
@@ -137,3 +137,73 @@ async def test_run_that_has_ended_is_not_delivered_again(how: str) -> None:
         assert (len(first.frames), late.frames, remote.is_running("s")) == (3, [], False)
     finally:
         await remote.close()
+
+
+@pytest.mark.parametrize("notified", [False, True])
+async def test_lists_show_the_end_of_a_run_whose_notification_was_lost(notified: bool) -> None:
+    store, changed = MemoryStore(), list[tuple[str, bool]]()
+    await store.open()
+    hooks = RunHooks(lambda session: changed.append((session, runs.is_running(session))), ignore, lambda: None)
+    runs = RunRegistry(store, "default", Metrics(), hooks=hooks)
+    remote = runs.remote = RemoteRuns(runs, store, "default")
+    await store.commit("default", [PutSession("s"), AcceptRun("r", "s", "a"), ClaimRun("r")])
+    if notified:
+        remote.handle(Notification("begun", "default", "r", "s"))
+    else:
+        remote.resync()
+
+    async def is_known() -> bool:
+        return runs.is_running("s")
+
+    async def is_reported() -> bool:
+        return changed != []
+
+    try:
+        await wait_until(is_known)
+        await store.commit("default", [SetRun("r", 1, "done")])
+        remote.resync()
+        await wait_until(is_reported)
+        assert changed == [("s", False)]
+    finally:
+        await remote.close()
+        await store.close()
+
+
+class SlowStore(MemoryStore):
+    """Returns the open runs after `go_on`, as they were before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read, self.go_on = asyncio.Event(), asyncio.Event()
+
+    async def open_runs(self) -> list[RunRow]:
+        found = await super().open_runs()
+        self.read.set()
+        await self.go_on.wait()
+        return found
+
+
+async def test_notifications_during_a_resync_are_newer_than_what_it_reads() -> None:
+    store = SlowStore()
+    await store.open()
+    runs = RunRegistry(store, "default", Metrics())
+    remote = runs.remote = RemoteRuns(runs, store, "default")
+    await store.commit("default", [PutSession("ending"), AcceptRun("r1", "ending", "a"), PutSession("starting")])
+    remote.handle(Notification("begun", "default", "r1", "ending"))
+    try:
+        async with asyncio.timeout(TIMEOUT):
+            remote.resync()
+            await store.read.wait()
+            remote.handle(Notification("ended", "default", "r1"))
+            remote.handle(Notification("begun", "default", "r2", "starting"))
+            store.go_on.set()
+            for _ in range(20):
+                await asyncio.sleep(0)
+        assert (remote.is_running("ending"), remote.is_running("starting")) == (False, True)
+    finally:
+        await remote.close()
+        await store.close()
+
+
+def ignore(session: str) -> None:
+    pass

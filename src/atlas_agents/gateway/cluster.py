@@ -319,13 +319,16 @@ class RemoteRuns:
         self._tasks.spawn(self._resync())
 
     async def _resync(self) -> None:
-        rows = [row for row in await self._store.open_runs() if row.tenant == self._tenant]
-        self._open.clear()
-        self._busy.clear()
-        for row in rows:
-            self._add_open(row.id, row.session)
-            if self._runs.has_subscribers(row.session):
-                self.follow(row.id, row.session)
+        known = dict(self._open)  # notifications that arrive during the read are newer than its result
+        found = {row.id: row.session for row in await self._store.open_runs() if row.tenant == self._tenant}
+        for run_id in known.keys() - found.keys():
+            if (session := self._remove_open(run_id)) and self._runs.get(run_id) is None:
+                self._runs.report_change(session)
+        for run_id, session in found.items():
+            if run_id not in known:
+                self._add_open(run_id, session)
+            if run_id in self._open and self._runs.has_subscribers(session):
+                self.follow(run_id, session)
         for log in self._runs.all:
             self._schedule_read(log)
             if log.run_id not in self._open:
