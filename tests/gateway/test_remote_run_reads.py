@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from atlas_agents.core.errors import StoreLost
-from atlas_agents.core.store import AcceptRun, ClaimRun, EventRow, PutSession, RunRow, RunStatus, SetRun
+from atlas_agents.core.events import Event
+from atlas_agents.core.store import AcceptRun, ClaimRun, DropSession, EventRow, PutSession, RunRow, RunStatus, SetRun
 from atlas_agents.dispatch.notifications import Notification
 from atlas_agents.gateway.auth import Grant, Principal
 from atlas_agents.gateway.cluster import RemoteRuns
@@ -201,6 +202,38 @@ async def test_notifications_during_a_resync_are_newer_than_what_it_reads() -> N
                 await asyncio.sleep(0)
         assert (remote.is_running("ending"), remote.is_running("starting")) == (False, True)
     finally:
+        await remote.close()
+        await store.close()
+
+
+@pytest.mark.parametrize("lost", [False, True])
+async def test_stream_of_a_run_ends_when_its_session_was_deleted(lost: bool) -> None:
+    store, received = MemoryStore(), list[Event]()
+    await store.open()
+    runs = RunRegistry(store, "default", Metrics())
+    remote = runs.remote = RemoteRuns(runs, store, "default")
+    client = Frames()
+    runs.subscribe("s", client)
+    _, row, _ = await store.commit("default", [PutSession("s"), AcceptRun("r", "s", "a"), ClaimRun("r")])
+    following = asyncio.create_task(remote.stream_events(row, received.append))
+
+    async def is_followed() -> bool:
+        return runs.get("r") is not None
+
+    try:
+        async with asyncio.timeout(20):
+            await wait_until(is_followed)
+            await store.commit("default", [SetRun("r", 1, "done")])
+            await store.commit("default", [DropSession("s")])
+            if lost:
+                remote.resync()
+            else:
+                remote.handle(Notification("ended", "default", "r"))
+            await following
+        assert [event.type for event in received] == ["stream:end", "error"]
+        assert b"the session was deleted" in client.frames[-1] and not remote.is_running("s")
+    finally:
+        following.cancel()
         await remote.close()
         await store.close()
 

@@ -360,7 +360,8 @@ class RemoteRuns:
         return session
 
     async def _ensure_terminal_event(self, log: RunLog) -> None:
-        """Write the terminal event of a finished run if its owner does not. One that never started has none."""
+        """Write the terminal event of a finished run if its owner does not. One that never started has none, and one
+        whose session was deleted never gets one."""
         row = await self._store.run(self._tenant, log.run_id) if not log.seq else None
         if log.seq or (row is not None and row.epoch):
             with suppress(TimeoutError):
@@ -369,7 +370,9 @@ class RemoteRuns:
             if log.ended:
                 return
             row = await self._store.run(self._tenant, log.run_id)
-        if row is not None and row.status not in OPEN:
+        if row is None and not log.ended:
+            self._notify_decoders(log, self._runs.end_deleted(log))
+        elif row is not None and row.status not in OPEN:
             await self._runs.last_seq(row)
             self._schedule_read(log)
 

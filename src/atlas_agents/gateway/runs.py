@@ -12,7 +12,7 @@ import msgspec
 
 from atlas_agents.agents.stream import AtlasStream
 from atlas_agents.core.aio import SYSTEM_CLOCK, BackgroundTasks, Clock
-from atlas_agents.core.errors import StaleOwner, StoreError
+from atlas_agents.core.errors import NotFound, StaleOwner, StoreError
 from atlas_agents.core.events import ErrorRaised, Event, Usage
 from atlas_agents.core.messages import Message, Text
 from atlas_agents.core.store import OPEN, AddEvents, EventRow, ReserveEvents, RunRow, Store, StoredMessage
@@ -290,6 +290,11 @@ class RunRegistry:
             self.report_change(log.session)
         return events
 
+    def end_deleted(self, log: RunLog) -> list[tuple[int, wire.RunEvent]]:
+        """Deliver an error as the terminal event of a run whose session was deleted: its own can no longer be read."""
+        error = wire.ChatError(log.run_id, "the session was deleted", NotFound.__name__)
+        return self.receive(log, [EventRow(log.run_id, log.seq + 1, wire.encode_event(error))])
+
     async def follow_remote(self, rows: Sequence[RunRow]) -> None:
         """Follow those of these runs that other processes execute, and wait until their events have been read."""
         if self.remote is not None:
@@ -461,8 +466,8 @@ class RunRegistry:
                     self.receive(log, rows)
                     continue
                 row = await self._store.run(self._tenant, log.run_id)
-                if row is None:  # deleted: subscribers receive no more
-                    self._close_log(log)
+                if row is None:
+                    self.end_deleted(log)
                     return
                 if row.ended_at is not None and abs(self._clock.time() - row.ended_at / 1000) > _TERMINAL_EVENT_DELAY:
                     await self.last_seq(row)
