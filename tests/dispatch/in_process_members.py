@@ -10,6 +10,9 @@ from atlas_agents.core.paths import Secret
 from atlas_agents.core.store import RunRow
 from atlas_agents.dispatch import RunningTurn
 from atlas_agents.dispatch.cluster import Cluster
+from atlas_agents.gateway.cluster import RemoteRuns, WorkerEventLog
+from atlas_agents.gateway.runs import RunRegistry
+from atlas_agents.gateway.telemetry import Metrics
 from atlas_agents.storage.history_cache import HistoryCache
 from atlas_agents.storage.postgres import PostgresStore
 from atlas_agents.storage.valkey_cache import ValkeyCache
@@ -37,9 +40,11 @@ async def member(
     concurrency: int = 8,
     redis_url: str = "",
     heartbeat_timeout: float = 6.0,
+    has_events: bool = False,
     **more: Any,
 ) -> AsyncGenerator[Member, None]:
-    """Run a member for the duration of the block. Without `executes_runs` it only accepts messages."""
+    """Run a member for the duration of the block. Without `executes_runs` it only accepts messages. With `has_events`
+    it stores the events of its runs, and follows those of other members, as gateways and their workers do."""
     pubsub, cache = [open_valkey(Secret(redis_url) if redis_url else None) for _ in range(2)]
     histories = HistoryCache(ValkeyCache(cache) if cache is not None else None)
     cluster = Cluster(url, schema=schema, concurrency=concurrency, valkey=pubsub, heartbeat_timeout=heartbeat_timeout)
@@ -50,11 +55,21 @@ async def member(
         atlas = in_memory_atlas(model, tools, store=store, dispatcher=cluster, **more)
         this = Member(atlas, cluster, store)
         stack.push_async_callback(atlas.close)
-        await stack.enter_async_context(cluster.join())
+        runs = RunRegistry(store, atlas.tenant, Metrics())
+        remote = runs.remote = RemoteRuns(runs, store, atlas.tenant)
+        stack.push_async_callback(remote.close)
+        if has_events:
+            cluster.subscribe(remote.handle, remote.resync)
+        await stack.enter_async_context(cluster.join(follow=remote.stream_events if has_events else None))
+        event_log = WorkerEventLog(atlas, Metrics(), 1.0) if has_events and executes_runs else None
 
         async def executed(turn: RunningTurn, row: RunRow) -> None:
             this.executed.append(row.id)
+            if event_log is not None:
+                await event_log.follow(turn, row)
 
-        if executes_runs:
+        if event_log is not None:
+            await stack.enter_async_context(cluster.run_worker(executed, event_log.stop))
+        elif executes_runs:
             await stack.enter_async_context(cluster.run_worker(executed, atlas.close))
         yield this

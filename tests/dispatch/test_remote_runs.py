@@ -23,6 +23,7 @@ from atlas_agents.core.events import (
     MessageStored,
     StateChanged,
     StreamChunk,
+    StreamEnd,
     StreamReset,
 )
 from atlas_agents.core.messages import Message, Text
@@ -85,6 +86,40 @@ async def test_process_that_did_not_send_a_turn_follows_and_cancels_it(server: P
                 await stream.reply()
         assert await another.atlas.follow(sent.stream_id) is None
         assert (await front.atlas.ask("on", session="s")).text == "Next."
+
+
+@pytest.mark.parametrize("how", ["sender", "follower", "before it is accepted"])
+async def test_stream_of_a_cancelled_remote_turn_has_its_end(server: PostgresServer, schema: str, how: str) -> None:
+    running = asyncio.Event()
+
+    @tool
+    async def forever() -> None:
+        """Never ends."""
+        running.set()
+        await asyncio.Event().wait()
+
+    async with (
+        asyncio.timeout(TIMEOUT),
+        member(server.url, schema, Scripted(), [forever], executes_runs=False, has_events=True) as front,
+        member(server.url, schema, Scripted(), [forever], executes_runs=False, has_events=True) as another,
+        member(server.url, schema, Scripted(calls("forever")), [forever], has_events=True),
+    ):
+        stream = front.atlas.send("go", session="s")
+        if how == "before it is accepted":
+            await asyncio.sleep(0)
+        else:
+            await running.wait()
+        if how == "follower":
+            followed = await another.atlas.follow(stream.stream_id)
+            assert followed is not None
+            stream = followed
+        stream.cancel()
+        events = [event async for event in stream]
+        assert isinstance(events[-1], StreamEnd) and events[-1].cancelled
+        if how != "before it is accepted":
+            assert stream.usage.input_tokens == 1  # of the worker
+        with pytest.raises(Cancelled):
+            await stream.reply()
 
 
 async def test_client_posts_a_result_in_another_process(server: PostgresServer, schema: str) -> None:

@@ -48,6 +48,8 @@ FollowResumed: TypeAlias = Callable[[RunRow], Awaitable[Callable[[AtlasStream], 
 """Called with a run before it is resumed; returns a function that gets its stream before the first event."""
 _RESUME_DELAYS = (1.0, 2.0, 5.0, 10.0)
 _DRAIN_CHECK = 0.2
+_CANCEL_TIMEOUT = 5.0
+"""Seconds to wait for the end of a remote turn that was cancelled here."""
 
 
 class AgentRegistry:
@@ -342,16 +344,21 @@ class TurnRunner:
         return stream
 
     async def _follow_remote(self, row: RunRow, on_event: OnEvent) -> Message:
-        """Return the answer of a remote turn. Cancelling the wait cancels the turn, unless this process shuts down.
+        """Return the answer of a remote turn. Cancelling the wait cancels the turn, unless this process shuts down, and
+        gives it a moment to emit how it ended.
 
         A turn that a steering message entered is not cancelled with it.
         """
+        following = asyncio.ensure_future(self._dispatcher.submit(row, on_event))
         try:
-            ended = await self._dispatcher.submit(row, on_event)
+            ended = await asyncio.shield(following)
         except asyncio.CancelledError:
             if not self._stopping:
                 await asyncio.shield(self._dispatcher.cancel(row.id))
+                await asyncio.wait([asyncio.gather(following, return_exceptions=True)], timeout=_CANCEL_TIMEOUT)
             raise
+        finally:
+            following.cancel()
         answering = await read_answering_run(self._store, ended)
         if answering.id != row.id:
             on_event = events_since(read_first_messages(ended)[-1].id, on_event)
@@ -453,7 +460,13 @@ class TurnRunner:
 
     async def _run_remotely(self, run: Run, message: Message | None, stream: AtlasStream | None) -> Message:
         """Accept a message, have any process run its turn, and return the answer."""
-        await accept_message(run, message)
+        try:
+            await accept_message(run, message)
+        except DuplicateRun:
+            raise
+        except (asyncio.CancelledError, Exception) as failure:
+            report_failure(run, failure)
+            raise
         row = cast(RunRow, run.journal.row if run.journal is not None else None)
         if run.options.when_busy == "interrupt":
             await self._cancel_earlier(row)
