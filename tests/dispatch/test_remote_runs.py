@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -15,7 +16,7 @@ from processes import connect_process
 from atlas_agents import Cancelled, ClientResult, ClientTool, ProviderError, QuotaExceeded
 from atlas_agents.agents.stream import AtlasStream
 from atlas_agents.core.approvals import Choice, Field, Form, Question
-from atlas_agents.core.errors import AtlasError, failure_kind, to_failure
+from atlas_agents.core.errors import AtlasError, StoreLost, failure_kind, to_failure
 from atlas_agents.core.events import (
     ApprovalAsked,
     ClientToolsCalled,
@@ -120,6 +121,61 @@ async def test_stream_of_a_cancelled_remote_turn_has_its_end(server: PostgresSer
             assert stream.usage.input_tokens == 1  # of the worker
         with pytest.raises(Cancelled):
             await stream.reply()
+
+
+async def test_sender_waits_for_its_turn_while_postgres_is_unreachable(
+    schema: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    running, may_end = asyncio.Event(), asyncio.Event()
+
+    @tool
+    async def slow() -> str:
+        """Waits."""
+        running.set()
+        await may_end.wait()
+        return "over"
+
+    async def has_retried() -> bool:
+        return caplog.text.count("waiting for the database to follow a turn") > 1
+
+    with PostgresServer() as own:
+        async with (
+            asyncio.timeout(TIMEOUT),
+            member(own.url, schema, Scripted(), [slow], executes_runs=False) as front,
+            member(own.url, schema, Scripted(calls("slow"), says("Done.")), [slow]),
+        ):
+            front.store._retry_timeout = 0.1
+            stream = front.atlas.send("go", session="s")
+            await running.wait()
+            async with own.gone():
+                front.cluster._handle_reconnect()  # as it does every 15 seconds
+                waiting = asyncio.create_task(wait_until(has_retried))
+                await asyncio.wait([waiting, asyncio.create_task(stream.wait_ended())], return_when="FIRST_COMPLETED")
+            may_end.set()
+            assert (await stream.reply()).text == "Done."
+            await waiting
+
+
+async def test_sender_receives_an_answer_that_is_read_after_a_lost_connection(
+    server: PostgresServer, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with (
+        asyncio.timeout(TIMEOUT),
+        member(server.url, schema, Scripted(), executes_runs=False, has_events=True) as front,
+        member(server.url, schema, Scripted(says("Done.")), has_events=True),
+    ):
+        messages, failed = front.store.messages, asyncio.Event()
+
+        async def fail_once(*values: Any, **more: Any) -> Any:
+            if not failed.is_set():
+                failed.set()
+                raise StoreLost("the server closed the connection")
+            return await messages(*values, **more)
+
+        stream = front.atlas.send("go", session="s")
+        await stream.accepted()
+        monkeypatch.setattr(front.store, "messages", fail_once)
+        assert (await stream.reply()).text == "Done." and failed.is_set()
 
 
 async def test_client_posts_a_result_in_another_process(server: PostgresServer, schema: str) -> None:

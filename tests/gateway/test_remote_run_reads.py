@@ -93,6 +93,30 @@ class EndedRunStore(MemoryStore):
         return [RunRow("r", "s", "a", "running")]
 
 
+class ReconnectingStore(EndedRunStore):
+    """Fails the first read of events."""
+
+    failed = False
+
+    async def events(self, tenant: str, run_id: str, *, after: int = 0, **more: Any) -> list[EventRow]:
+        if not self.failed:
+            self.failed = True
+            raise StoreLost("the database restarts")
+        return await super().events(tenant, run_id, after=after)
+
+
+async def test_sender_receives_all_events_of_its_run_although_a_read_fails() -> None:
+    store, received = ReconnectingStore(), list[Event]()
+    runs = RunRegistry(store, "default", Metrics())
+    remote = runs.remote = RemoteRuns(runs, store, "default")
+    try:
+        async with asyncio.timeout(TIMEOUT):
+            await remote.stream_events(RunRow("r", "s", "a", "running"), received.append)
+        assert [event.type for event in received] == ["stream:chunk", "stream:chunk", "stream:end"]
+    finally:
+        await remote.close()
+
+
 class Frames:
     """A subscriber that keeps the frames it was sent."""
 

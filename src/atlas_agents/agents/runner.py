@@ -17,7 +17,7 @@ from atlas_agents.agents.options import TurnOptions
 from atlas_agents.agents.run import Accepted, DuplicateRun, Run, Steered, decode_options
 from atlas_agents.agents.runtime import AgentRuntime, choose_turn_function
 from atlas_agents.agents.stream import AtlasStream, events_since
-from atlas_agents.core.aio import BackgroundTasks
+from atlas_agents.core.aio import BackgroundTasks, retry_while_lost
 from atlas_agents.core.errors import (
     BadArguments,
     BudgetExceeded,
@@ -359,7 +359,7 @@ class TurnRunner:
             raise
         finally:
             following.cancel()
-        answering = await read_answering_run(self._store, ended)
+        answering = await retry_while_lost(partial(read_answering_run, self._store, ended), self._runtime.clock)
         if answering.id != row.id:
             on_event = events_since(read_first_messages(ended)[-1].id, on_event)
             ended = await self._dispatcher.submit(answering, on_event)
@@ -514,9 +514,10 @@ class TurnRunner:
         """Return the answer of a turn that has ended, or raise its error."""
         if row.status == "cancelled":
             raise Cancelled("the turn was cancelled")
-        reply = await self._last_reply(row) if row.status != "failed" else None
+        clock = self._runtime.clock
+        reply = await retry_while_lost(partial(self._last_reply, row), clock) if row.status != "failed" else None
         if reply is None:
-            ended = await read_end_record(self._store, row)
+            ended = await retry_while_lost(partial(read_end_record, self._store, row), clock)
             failure = to_failure(ended.kind if ended else "", row.error or "the turn failed")
             if ended is not None and isinstance(failure, BudgetExceeded):
                 failure.partial = "".join([part.text for part in ended.partial if isinstance(part, Text)])

@@ -11,13 +11,13 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from datetime import date, timedelta
 from queue import SimpleQueue
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
-from atlas_agents.core.errors import ConfigError, StoreError
+from atlas_agents.core.errors import ConfigError, StoreError, StoreLost
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -27,6 +27,8 @@ _CANCEL_GRACE = 2.0
 _CANCEL_AGAIN = 10.0
 """Seconds after which a task is cancelled again: before Python 3.12, `wait_for` may lose a cancellation."""
 _MAX_PAUSE = 0.02
+_OUTAGE_LIMIT = 60.0
+_OUTAGE_RETRY_DELAY = 0.5
 
 
 def is_async(function: Callable[..., Any]) -> bool:
@@ -312,6 +314,25 @@ class SystemClock:
 
 
 SYSTEM_CLOCK = SystemClock()
+
+
+async def retry_while_lost(read: Callable[[], Awaitable[T]], clock: Clock = SYSTEM_CLOCK) -> T:
+    """Return the result of a read that the sender of an accepted turn waits for. While the database is unreachable, it
+    is retried for up to a minute: the outage does not end the turn. Then it raises StoreLost."""
+    deadline: float | None = None
+    while True:
+        try:
+            return await read()
+        except StoreLost as error:
+            now = clock.monotonic()
+            deadline = deadline or now + _OUTAGE_LIMIT
+            if now >= deadline:
+                raise StoreLost(
+                    f"the database was unreachable for {_OUTAGE_LIMIT:g} seconds ({error}); the turn was accepted and "
+                    "continues when the database is back"
+                ) from error
+            logger.warning("waiting for the database to follow a turn: error=%s", error)
+        await clock.sleep(_OUTAGE_RETRY_DELAY)
 
 
 def utc_day(seconds: float) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import msgspec
 import psycopg
 
-from atlas_agents.core.aio import BackgroundTasks
+from atlas_agents.core.aio import BackgroundTasks, retry_while_lost
 from atlas_agents.core.errors import ConfigError, NotFound, StoreError, StoreLost
 from atlas_agents.core.store import OPEN, RunRow, Write
 from atlas_agents.dispatch import OnEvent, RunExecutor, RunningTurn, notifications
@@ -174,7 +174,7 @@ class Cluster:
         """Wait for a run that was queued by the commit that accepted it."""
         await self._follow(row, on_event)
         while True:
-            found = await self._executor.run_row(row.id)
+            found = await retry_while_lost(partial(self._executor.run_row, row.id))
             if found is None:
                 raise NotFound(f"not found: run {row.id!r}")
             if found.status not in OPEN:
@@ -408,6 +408,6 @@ class Cluster:
     async def _wait_until_ended(self, row: RunRow, on_event: OnEvent) -> None:
         """Wait until the run has ended, without its events."""
         ended = self._end_events.setdefault(row.id, asyncio.Event())
-        found = await self._executor.run_row(row.id)
+        found = await retry_while_lost(partial(self._executor.run_row, row.id))
         if found is not None and found.status in OPEN:
             await ended.wait()

@@ -17,7 +17,7 @@ from starlette.applications import Starlette
 from atlas_agents.agents.atlas import Atlas
 from atlas_agents.agents.stream import AtlasStream
 from atlas_agents.core import events as core
-from atlas_agents.core.aio import BackgroundTasks
+from atlas_agents.core.aio import BackgroundTasks, retry_while_lost
 from atlas_agents.core.approvals import Form, Question
 from atlas_agents.core.errors import StoreError
 from atlas_agents.core.messages import Message, Thinking, ToolCall, ToolResult
@@ -266,7 +266,7 @@ class RemoteRuns:
         decoder, seq = EventDecoder(row.session, on_event), 0
         while True:
             log, ended = self._runs.get(row.id), row.id in self._ended
-            rows = await self._store.events(self._tenant, row.id, after=seq, limit=_PAGE)
+            rows = await retry_while_lost(partial(self._store.events, self._tenant, row.id, after=seq, limit=_PAGE))
             for event in split_rows(rows, seq):
                 if (decoded := decode_event(event.body)) is not None:
                     decoder.decode(decoded)
