@@ -370,6 +370,36 @@ async def test_worker_without_its_lock_is_dead_after_a_shorter_time(url: str, sc
         assert sorted(await queue.find_dead_workers(connection, 3.0)) == [locked, killed]
 
 
+async def test_recovery_by_another_member_leaves_runs_with_a_live_worker(url: str, schema: str) -> None:
+    running, may_end = asyncio.Event(), asyncio.Event()
+
+    @tool
+    async def slow() -> str:
+        """Waits."""
+        running.set()
+        await may_end.wait()
+        return "over"
+
+    model = Scripted(calls("slow"), says("Done."))
+    async with (
+        asyncio.timeout(TIMEOUT),
+        member(url, schema, Scripted(), executes_runs=False) as front,
+        member(url, schema, model, [slow], heartbeat_timeout=10 * TIMEOUT),
+        await psycopg.AsyncConnection.connect(url, autocommit=True) as connection,
+    ):
+        stream = front.atlas.send("go", session="s")
+        await running.wait()
+        await connection.execute(f"SET search_path = {schema}".encode())
+        await connection.execute(
+            "UPDATE procrastinate_workers SET last_heartbeat = now() - interval '9 s'"
+        )  # an outage
+        before = await read_jobs(url, schema)
+        assert await front.atlas.recover() == []
+        assert await read_jobs(url, schema) == before
+        may_end.set()
+        assert (await stream.reply()).text == "Done."
+
+
 async def test_leader_deletes_workers_that_died_long_ago(url: str, schema: str) -> None:
     async with (
         asyncio.timeout(TIMEOUT),

@@ -673,7 +673,8 @@ class Atlas:
         """Resume every turn that a crash interrupted, or that was queued behind one; fail those whose agent is gone.
 
         Call it once at the start; it raises StoreInUse while another process runs turns on the same SQLite file. Side
-        effects that are recorded are not repeated; where the outcome of one is unknown, its result says so.
+        effects that are recorded are not repeated; where the outcome of one is unknown, its result says so. A cluster
+        does this by itself, so there it returns no turns.
         """
         return await self._runner.recover()
 

@@ -98,7 +98,7 @@ class Dispatcher(Protocol):
         ...
 
     async def recover(self) -> list[str]:
-        """Resume every open run without an owner and return their ids."""
+        """Resume every open run without an owner and return their ids; none where a leader does this all the time."""
         ...
 
 

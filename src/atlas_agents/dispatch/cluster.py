@@ -190,10 +190,9 @@ class Cluster:
         await self._executor.deliver_answer(approval_id)
 
     async def recover(self) -> list[str]:
-        """Reassign runs without an owner, as the leader does every second."""
-        async with await psycopg.AsyncConnection.connect(self._url, autocommit=True) as connection:
-            dead = await self._queue.find_dead_workers(connection, self._queue.heartbeat_timeout)
-            return await self._reassign_lost_runs(connection, dead)
+        """Resume nothing: the leader looks every second for runs without an owner. Only it can tell after an outage
+        which workers are alive."""
+        return []
 
     @asynccontextmanager
     async def join(
@@ -320,14 +319,13 @@ class Cluster:
             return math.inf
         return self._worker.unlocked_timeout(self._election.connected_for)
 
-    async def _reassign_lost_runs(self, connection: psycopg.AsyncConnection[Any], dead: Sequence[int]) -> list[str]:
+    async def _reassign_lost_runs(self, connection: psycopg.AsyncConnection[Any], dead: Sequence[int]) -> None:
         runs = await self._queue.release_stalled(dead)
         runs += await self._queue.enqueue_orphans(connection, dead)
         if runs:
             logger.warning("reassigned runs without an owner: runs=%s", ", ".join(runs))
             begun = [notifications.Notification("begun", self._tenant, run_id) for run_id in runs]
             await self._notify_others(connection, begun)
-        return runs
 
     def _channels(self) -> list[str]:
         """Return the channels that this process needs."""
