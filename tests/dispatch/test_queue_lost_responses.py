@@ -25,11 +25,13 @@ pytestmark = pytest.mark.slow
 
 class ResponseDroppingProxy:
     """Forwards everything to Postgres. The response to the first message that contains `drop_after` is dropped, and the
-    connection is closed once the server has sent it."""
+    connection is closed once the server has sent it. While it `hangs`, it answers no new connection, ever."""
 
     def __init__(self, port: int) -> None:
         self.drop_after = b""
         self.dropped = asyncio.Event()
+        self.hangs = False
+        self.hung = asyncio.Event()
         self._port = port
         self._connections: list[asyncio.Task[None]] = []
 
@@ -42,6 +44,10 @@ class ResponseDroppingProxy:
         await asyncio.gather(*self._connections, return_exceptions=True)
 
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.hangs:
+            self.hung.set()
+            with contextlib.closing(writer):
+                await asyncio.Event().wait()
         server_reader, server_writer = await asyncio.open_connection("127.0.0.1", self._port)
         answers = asyncio.create_task(self._copy(server_reader, writer))
         try:
@@ -320,6 +326,23 @@ async def test_queue_reconnects_soon_after_an_outage(schema: str) -> None:
                     await queue.note_start()
         finally:
             await queue.close()
+
+
+async def test_queue_reconnects_soon_although_an_attempt_to_connect_is_never_answered(url: str, schema: str) -> None:
+    async def reconnect(queue: Queue) -> None:
+        while True:
+            with contextlib.suppress(ConnectorException):
+                return await queue.note_start()
+
+    async with asyncio.timeout(TIMEOUT), opened(url, schema) as (proxy, queue):
+        await queue.note_start()
+        proxy.hangs = True
+        await proxy.close()
+        reconnecting = asyncio.create_task(reconnect(queue))
+        await proxy.hung.wait()
+        proxy.hangs = False
+        async with asyncio.timeout(6.0):  # an attempt takes 2 s; one of 10 s would delay heartbeats for too long
+            await reconnecting
 
 
 async def test_worker_whose_registration_was_lost_in_a_failover_executes_runs_again(url: str, schema: str) -> None:

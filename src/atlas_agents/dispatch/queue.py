@@ -137,6 +137,9 @@ _MISSED_HEARTBEATS = 4
 """Number of missed heartbeats after which a worker is considered dead."""
 _RECONNECT_TIME = 3.0
 """Seconds within which live workers reconnect and send a heartbeat after the database was unreachable."""
+_CONNECT_TIMEOUT = 2
+"""Seconds after which an attempt to connect is given up. One that began during an outage may never be answered, and the
+next one must succeed within the time to reconnect."""
 _CLOCK_TOLERANCE = 1.0
 """Seconds by which the clock of the database may move forward between two checks of the leader."""
 _BUSY_DELAY, _MAX_BUSY_DELAY = 0.002, 0.02
@@ -167,6 +170,7 @@ class Queue:
         options = {
             "application_name": application_name(schema, self._migrations),
             "options": f'-c search_path="{schema}"',
+            "connect_timeout": _CONNECT_TIMEOUT,
         }
         # By default, the delay between attempts doubles, so workers reconnect long after the database is back, and at
         # different times. An attempt that has failed is repeated instead by `check`, which lets the pool grow again.
