@@ -49,6 +49,13 @@ def test_no_file_names_the_host_of_a_package_registry() -> None:
     assert named == []
 
 
+@in_git
+def test_no_backup_file_is_committed() -> None:
+    assert [
+        file.name for file in committable() if file.suffix in (".orig", ".rej", ".bak") or file.name[-1] == "~"
+    ] == []
+
+
 def test_the_lock_has_a_hash_for_every_package_and_no_address() -> None:
     entries = re.split(r"\n(?=\S)", (ROOT / "requirements.lock").read_text(encoding="utf-8").strip())
     assert len(entries) > 1
