@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gateway_with_tools import GatewayWithTools, Step, gateway_with_tools, scripted_model
+from gateway_with_tools import AGENTS, GatewayWithTools, Step, gateway_with_tools, scripted_model
 
 from atlas_agents.core.paths import Environment
 from atlas_agents.core.plugins import Plugins
@@ -48,6 +48,20 @@ async def test_prompt_that_a_command_writes_is_not_used(tmp_path: Path, sandbox:
             if change.path.name == "SOUL.md":
                 trust.agree(change.path, change.found)
         assert EVIL in workspace.load().prompt
+
+
+async def test_agent_is_shown_and_tried_as_a_person_agreed_to_it(tmp_path: Path) -> None:
+    steps: list[Step] = [("bash", {"command": f"echo 'Prompt: {EVIL}' >> AGENTS.md; echo tried"})]
+    home = tmp_path / "home"
+    async with gateway_with_tools(home, scripted_model(steps, lambda _: "done"), sandbox="none") as gateway:
+        before = await gateway.client.get("agents.get", agentId="analyst")
+        await run(gateway)
+        assert EVIL in (gateway.workspace / "AGENTS.md").read_text()
+        shown = await gateway.client.get("agents.get", agentId="analyst")
+        assert (shown["draft"], shown["version"]) == (before["draft"], before["version"])
+        await gateway.client.get("agents.tryDraft", draft={**shown["draft"], "tools": []}, message="Hello.")
+        prompt, message, *_ = gateway.model.requests[-1].body["messages"]
+        assert message["content"] == "Hello." and AGENTS in prompt["content"] and EVIL not in prompt["content"]
 
 
 async def test_rule_that_allows_a_command_does_not_make_its_prompt_count(tmp_path: Path) -> None:

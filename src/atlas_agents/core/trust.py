@@ -371,6 +371,15 @@ class Trust:
                 paths.write_json(self.home / paths.TRUST_FILE, editable)
 
 
+def read_agreed(path: Path, trust: Trust | None) -> bytes | None:
+    """Return the version of a file that is in use, also if the file was deleted since; None if there is none."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        content = None
+    return content if trust is None else trust.read(path, content)
+
+
 def workspace_files(workspace: Path) -> list[Path]:
     """Return the files of a workspace that define agents, prompts and skills, whether they exist or not."""
     found = [workspace / name for name in WORKSPACE_FILES]

@@ -113,6 +113,10 @@ class AgentEditor(Protocol):
         """The model that a person chose for agents that name none; empty if there is none."""
         ...
 
+    def read(self) -> bytes:
+        """Return the version of the file that is in use; empty if there is none."""
+        ...
+
     def preview(self, content: bytes) -> tuple[WorkspaceState, BuiltAgents]:
         """Build the agents of this content of the file; ConfigError if it is invalid."""
         ...

@@ -449,8 +449,7 @@ def _without_unchosen_model(text: AgentsText, editor: AgentEditor) -> AgentsText
 
 
 def _read_agents(editor: AgentEditor) -> AgentsText:
-    content = editor.path.read_bytes() if editor.path.exists() else b""
-    return AgentsText(content, str(editor.path))
+    return AgentsText(editor.read(), str(editor.path))
 
 
 def _to_draft(spec: AgentSpec) -> wire.AgentDraft:
