@@ -21,7 +21,7 @@ from atlas_agents.core.events import MessageReceived, Usage
 from atlas_agents.core.messages import Conversation, Message, approximate_tokens
 from atlas_agents.core.paths import Environment
 from atlas_agents.core.store import RunRow, Store
-from atlas_agents.core.trust import read_agreed
+from atlas_agents.core.trust import read_versions
 from atlas_agents.local.models import check_engine
 from atlas_agents.mcp.servers import Servers
 from atlas_agents.providers.catalogue import parse_model_ref
@@ -203,7 +203,8 @@ class WorkspaceEditor:
 
     def read(self) -> bytes:
         """Return the version of the file that is in use; empty if there is none."""
-        return read_agreed(self.path, self.trust) or b""
+        _, agreed = read_versions(self.path, self.trust)
+        return agreed or b""
 
     def preview(self, content: bytes) -> tuple[WorkspaceState, BuiltAgents]:
         """Build the agents of this content of the file; ConfigError if it is invalid."""

@@ -31,7 +31,7 @@ from atlas_agents.core.aio import run_in_thread
 from atlas_agents.core.errors import ConfigError, ToolFailed
 from atlas_agents.core.paths import TRUST_FILE, Environment, is_protected, user_config
 from atlas_agents.core.plugins import Plugins
-from atlas_agents.core.trust import CODE_SUFFIXES, Trust, workspace_files
+from atlas_agents.core.trust import CODE_SUFFIXES, Trust, read_versions, workspace_files
 from atlas_agents.knowledge.knowledge_base import KnowledgeBase
 from atlas_agents.mcp.config import ApprovedServers
 from atlas_agents.mcp.servers import Servers
@@ -255,8 +255,8 @@ class PermissionsEditor:
 
     def read(self) -> bytes:
         """Return the version of the file that is in use; empty if there is none."""
-        content = self.path.read_bytes() if self.path.exists() else b""
-        return (self.trust.read(self.path, content) or b"") if self.trust is not None and content else content
+        _, agreed = read_versions(self.path, self.trust)
+        return agreed or b""
 
     def effective(self, content: bytes) -> Policy:
         """Return the policy that applies with this content of the file; ConfigError if it is invalid."""
@@ -280,16 +280,19 @@ class PermissionsEditor:
             self._apply(policy)
 
     async def watch(self) -> None:
-        """Apply the file whenever another process changes it; an invalid file changes nothing."""
-        seen = _stamp(self.path)
+        """Apply the file whenever it changes, or a person agrees to a change; an invalid file changes nothing."""
+        seen = self._read_stamps()
         while True:
             await asyncio.sleep(_POLL_SECONDS)
-            if (now := _stamp(self.path)) != seen:
+            if (now := self._read_stamps()) != seen:
                 seen = now
                 try:
                     await self.reload()
                 except ConfigError as error:
                     logger.warning("permissions rejected, the previous ones stay in use: error=%s", error)
+
+    def _read_stamps(self) -> tuple[int, ...]:
+        return (*_stamp(self.path), *(self.trust.stamp() if self.trust is not None else ()))
 
 
 def _stamp(path: Path) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.paths import Secret, make_private_folder, read_secret, write_file
 from atlas_agents.core.plugins import Plugins
 from atlas_agents.core.store import Store
-from atlas_agents.core.trust import Trust
+from atlas_agents.core.trust import Trust, read_versions
 from atlas_agents.storage.hash_chain import AuditSigner
 from atlas_agents.tools.policy import Policy
 
@@ -60,13 +60,12 @@ def open_policy(settings: Settings, trust: Trust | None = None) -> Policy | None
     return Policy.load(settings.policy, _agreed_policy(settings.policy, trust) if trust is not None else None)
 
 
-def _agreed_policy(path: Path, trust: Trust) -> bytes:
+def _agreed_policy(path: Path, trust: Trust) -> bytes | None:
     try:
-        found = path.read_bytes()
+        found, agreed = read_versions(path, trust)
     except OSError as error:
         raise ConfigError(f"cannot read policy {path}: {error.strerror}") from error
-    agreed = trust.read(path, found)
-    if agreed is None:
+    if agreed is None and found is not None:
         raise ConfigError(f"policy {path} was created by an agent; to see it and agree to it, run: atlas trust")
     if agreed != found:
         logger.warning("policy %s has changed; the version that you agreed to is in use; run: atlas trust", path)

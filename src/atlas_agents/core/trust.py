@@ -371,13 +371,13 @@ class Trust:
                 paths.write_json(self.home / paths.TRUST_FILE, editable)
 
 
-def read_agreed(path: Path, trust: Trust | None) -> bytes | None:
-    """Return the version of a file that is in use, also if the file was deleted since; None if there is none."""
+def read_versions(path: Path, trust: Trust | None) -> tuple[bytes | None, bytes | None]:
+    """Return the content of a file on disk and the version of it that is in use; None where there is none."""
     try:
-        content = path.read_bytes()
+        found = path.read_bytes()
     except FileNotFoundError:
-        content = None
-    return content if trust is None else trust.read(path, content)
+        found = None
+    return found, found if trust is None else trust.read(path, found)
 
 
 def workspace_files(workspace: Path) -> list[Path]:

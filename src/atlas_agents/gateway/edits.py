@@ -24,7 +24,7 @@ from atlas_agents.core.json import encode
 from atlas_agents.core.messages import new_id
 from atlas_agents.core.paths import digest, lock_file, make_private_folder, write_file
 from atlas_agents.core.store import DropRecord, PutRecord, Store
-from atlas_agents.core.trust import Trust
+from atlas_agents.core.trust import Trust, read_versions
 from atlas_agents.gateway.protocol.events import ResourceUpdated
 from atlas_agents.gateway.protocol.frames import ProtocolError
 from atlas_agents.gateway.protocol.types import CurrentValue, EditStamp, Scope
@@ -371,12 +371,11 @@ class Edits:
 def _read_agreed(edit: FileEdit) -> bytes:
     """Return the content of the file, empty if it does not exist; ConfigError if a change of it waits for a person."""
     try:
-        content = edit.path.read_bytes()
-    except FileNotFoundError:
-        content = b""
+        found, agreed = read_versions(edit.path, edit.trust)
     except OSError as error:
         raise ConfigError(f"cannot read {edit.path}: {error.strerror}") from error
-    if edit.trust is not None and content and edit.trust.read(edit.path, content) != content:
+    content = found or b""
+    if (agreed or b"") != content:
         raise ConfigError(f"{edit.path.name} has changed and waits for your agreement; run: atlas trust")
     try:
         content.decode("utf-8")

@@ -15,6 +15,7 @@ from atlas_agents.core.errors import AtlasError
 from atlas_agents.core.events import StreamChunk, StreamReset, ToolCalled
 from atlas_agents.core.messages import Conversation, assistant, user
 from atlas_agents.core.text import list_known
+from atlas_agents.core.trust import read_versions
 from atlas_agents.gateway.connection import ClientConnection
 from atlas_agents.gateway.convert import agent_model
 from atlas_agents.gateway.dispatch import Methods
@@ -155,10 +156,10 @@ async def try_draft(caller: ClientConnection, params: wire.AgentsTryDraft) -> wi
 
 async def get_policy(caller: ClientConnection, _: NoParams) -> wire.PolicyResult:
     editor = _require_policy_editor(caller.hub)
-    content = editor.read()
+    content, found = editor.read(), read_versions(editor.path, None)[0]
     stamp = await caller.hub.edits.stamp("policy", _POLICY, version_of(content or None))
     result = _policy_result(caller.hub, content, stamp)
-    if editor.path.exists() and editor.path.read_bytes() != content:
+    if (found or b"") != content:
         notice = f"{editor.path.name} has changed, and the change is not used until you agree; run: atlas trust"
         return msgspec.structs.replace(result, notice=notice)
     return result
