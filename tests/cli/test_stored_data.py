@@ -48,6 +48,10 @@ def test_sessions_are_listed_shown_renamed_archived_and_deleted(home: Home) -> N
     assert [each["sessionKey"] for each in read(home, "sessions", "list", "--archived")] == ["clock"]
     refused = home.run("sessions", "delete", "hall")
     assert refused.returncode == 2 and "Pass --yes" in refused.stderr
+    assert "Pass --yes" in home.run("sessions", "delete", "hal").stderr
+    by_prefix = home.run("sessions", "delete", "hal", "--yes")
+    assert by_prefix.returncode == 2
+    assert by_prefix.stderr == "atlas: --yes requires the full key of the session: expected 'hall', got 'hal'\n"
     assert home.run("sessions", "delete", "hall", "--yes").returncode == 0
     gone = home.run("sessions", "show", "hall")
     assert gone.returncode == 2

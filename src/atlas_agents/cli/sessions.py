@@ -119,9 +119,11 @@ def import_session(
 
 @command(app)
 def delete(key: Key, yes: YesFlag = False) -> None:
-    """Delete a session and its messages."""
+    """Delete a session and its messages. With --yes, KEY must be the full key."""
     with open_calls() as gateway:
         full_key = _full_key(gateway, key)
+        if yes and full_key != key:
+            raise ConfigError(f"--yes requires the full key of the session: expected {full_key!r}, got {key!r}")
         if not yes and not confirm(f"Delete session {full_key} and all its messages?"):
             print("Nothing was deleted.", file=sys.stderr)
             return
