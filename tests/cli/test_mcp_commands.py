@@ -1,6 +1,7 @@
 """`atlas mcp …`: servers are added, listed, approved, tested and removed."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -41,10 +42,11 @@ def test_secrets_are_stored_in_the_secret_file_without_a_gateway(home: Home) -> 
     added = home.run("mcp", "add", "db", "--env", "API_KEY=s3cret-key", "--env", "MODE=${MODE:-plain}", "--", "tool")
     assert added.returncode == 0, added.stderr
     content = (home.path / "workspace" / "mcp.json").read_text()
-    assert "s3cret" not in content and "${MCP_GH_AUTHORIZATION}" in content
     secrets = home.path / "secrets.json"
-    stored = {"MCP_GH_AUTHORIZATION": "Bearer s3cret-value", "MCP_DB_API_KEY": "s3cret-key"}
-    assert json.loads(secrets.read_text())["mcp"] == stored
+    stored = json.loads(secrets.read_text())["mcp"]
+    assert list(stored.values()) == ["Bearer s3cret-value", "s3cret-key"]
+    assert [re.sub("_[0-9A-F]{16}_", "_…_", name) for name in stored] == ["MCP_GH_…_AUTHORIZATION", "MCP_DB_…_API_KEY"]
+    assert "s3cret" not in content and all(f"${{{name}}}" in content for name in stored)
     assert secrets.stat().st_mode & 0o077 == 0
     assert "header Authorization=••••" in home.run("mcp", "show", "gh").stdout
     shown = home.run("mcp", "show", "db").stdout
@@ -56,7 +58,37 @@ def test_secrets_are_removed_with_the_server_without_a_gateway(home: Home) -> No
         assert home.run("mcp", "add", name, "--env", f"API_KEY=s3cret-{name}", "--", "tool").returncode == 0
     assert home.run("mcp", "remove", "gh").returncode == 0
     stored = json.loads((home.path / "secrets.json").read_text())["mcp"]
-    assert stored == {"MCP_GH_DB_API_KEY": "s3cret-gh-db"}, "the secret of another server is kept"
+    assert list(stored.values()) == ["s3cret-gh-db"], "the secret of another server is kept"
+
+
+def test_secrets_of_servers_and_keys_with_similar_names_are_stored_apart(home: Home) -> None:
+    values = {"gh": ("x_api_key", "X_API_KEY"), "gh-x": ("api_key",), "gh_x": ("api_key",), "GH_X": ("api-key",)}
+    pairs = [(server, key) for server, keys in values.items() for key in keys]
+    for server, keys in values.items():
+        env = [part for key in keys for part in ("--env", f"{key}=s3cret {server} {key}")]
+        assert home.run("mcp", "add", server, *env, "--", "tool").returncode == 0
+    assert stored_values(home) == [f"s3cret {server} {key}" for server, key in pairs]
+    assert home.run("mcp", "remove", "gh").returncode == 0
+    assert stored_values(home) == [f"s3cret {server} {key}" for server, key in pairs if server != "gh"]
+
+
+def test_secrets_that_an_older_version_stored_are_read_and_removed(home: Home) -> None:
+    entries = {
+        "gh": {"command": "tool", "env": {"x_api_key": "${MCP_GH_X_API_KEY}", "token": "${MCP_GH_TOKEN}"}},
+        "gh-x": {"command": "tool", "env": {"api_key": "${MCP_GH_X_API_KEY}"}},
+    }
+    (home.path / "workspace" / "mcp.json").write_text(json.dumps({"mcpServers": entries}))
+    stored = {"mcp": {"MCP_GH_X_API_KEY": "s3cret-1", "MCP_GH_TOKEN": "s3cret-2"}}
+    (home.path / "secrets.json").write_text(json.dumps(stored))
+    assert "is not set" not in home.run("doctor").stdout
+    assert home.run("mcp", "remove", "gh").returncode == 0
+    assert stored_values(home) == ["s3cret-1"], "the other server still refers to it"
+    assert home.run("mcp", "remove", "gh-x").returncode == 0
+    assert stored_values(home) == []
+
+
+def stored_values(home: Home) -> list[str]:
+    return list(json.loads((home.path / "secrets.json").read_text()).get("mcp", {}).values())
 
 
 def test_secret_written_into_the_file_is_not_shown(home: Home) -> None:

@@ -95,8 +95,8 @@ async def test_secret_of_an_oauth_client_is_stored_apart(tmp_path: Path) -> None
         changed = {**added["entry"], "description": "Issues."}
         await client.get("mcp.put", name="tracker", entry=changed, expectedVersion=added["version"])
         written = json.loads((home / "workspace" / "mcp.json").read_text())["mcpServers"]["tracker"]
-        assert written["oauth"] == {**oauth, "clientSecret": "${MCP_TRACKER_CLIENT_SECRET}"}
-        assert "s3cret-value" in (home / "secrets.json").read_text()
+        ((variable, value),) = json.loads((home / "secrets.json").read_text())["mcp"].items()
+        assert value == "s3cret-value" and written["oauth"] == {**oauth, "clientSecret": f"${{{variable}}}"}
 
 
 async def test_server_starts_only_as_shown_and_offers_only_approved_tools(tmp_path: Path) -> None:

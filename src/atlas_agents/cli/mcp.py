@@ -347,7 +347,7 @@ def _remove_stored(server: str) -> None:
     found = _find(servers, server)
     _write_entry(servers, server, None)
     servers.approved.revoke(found)
-    servers.environment.remove(server, servers.configs)
+    servers.environment.remove(found, servers.configs.values())
     (servers.approved.folder / f"login-{server}.json").unlink(missing_ok=True)
 
 

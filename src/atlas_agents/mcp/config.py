@@ -101,6 +101,11 @@ class ServerConfig(msgspec.Struct, frozen=True):
         """Return the canonical form of the entry, which an approval covers."""
         return msgspec.json.encode(self.entry, order="deterministic")
 
+    @property
+    def variables(self) -> frozenset[str]:
+        """Return the names of the variables that the entry refers to."""
+        return frozenset([found[1] for found in _VARIABLE.finditer(self.canonical.decode())])
+
     def expanded(self, environment: SettingLookup) -> ServerEntry:
         """Return the entry with its `${VARIABLES}` expanded; ConfigError names one that is not set."""
         entry, oauth = self.entry, self.entry.oauth
@@ -237,8 +242,24 @@ def _check_oauth(entry: ServerEntry, oauth: OAuthClient, where: str) -> None:
 
 
 def secret_variable(server: str, key: str) -> str:
-    """Return the name of the variable under which a value of an entry is stored in the secret file."""
-    return re.sub(r"[^A-Z0-9_]", "_", f"MCP_{server}_{key}".upper())
+    """Return the name of the variable under which a value of an entry is stored in the secret file.
+
+    Digests keep servers and keys apart whose names differ only in case or punctuation. The key is last, because the end
+    of a name decides whether its value is redacted.
+    """
+    return f"{_variable_prefix(server)}{_short_digest(key)}_{_in_variable(key)}"
+
+
+def _variable_prefix(server: str) -> str:
+    return f"MCP_{_in_variable(server)}_{_short_digest(server)}"
+
+
+def _in_variable(name: str) -> str:
+    return re.sub(r"[^A-Z0-9_]", "_", name.upper())
+
+
+def _short_digest(name: str) -> str:
+    return hashlib.sha256(name.encode()).hexdigest()[:8].upper()
 
 
 def mask(value: str) -> str:
@@ -287,15 +308,14 @@ class StoredSecrets:
         content = self._read()
         self._write({**content, "mcp": {**content.get("mcp", {}), **values}})
 
-    def remove(self, server: str, servers: Iterable[str]) -> None:
-        """Delete the values of a server, and keep those of other `servers` whose names begin with its name."""
-        content, prefix = self._read(), secret_variable(server, "")
-        others = [secret_variable(each, "") for each in servers if each != server]
-        longer = tuple([each for each in others if each.startswith(prefix)])
+    def remove(self, server: ServerConfig, servers: Iterable[ServerConfig]) -> None:
+        """Delete the values of a server, except those that one of the other `servers` refers to."""
+        content, prefix, own = self._read(), _variable_prefix(server.name), server.variables
+        others = {name for each in servers if each.name != server.name for name in each.variables}
         kept = {
             name: value
             for name, value in content.get("mcp", {}).items()
-            if not name.startswith(prefix) or name.startswith(longer)
+            if name in others or not (name in own or name.startswith(prefix))
         }
         if kept != content.get("mcp", {}):
             self._write({**content, "mcp": kept})

@@ -155,7 +155,7 @@ async def remove_server(caller: ClientConnection, params: wire.McpRemove) -> wir
     await servers.log_out(server.name)
     await run_in_thread(servers.approved.revoke, server)
     async with caller.hub.edits.exclusive():
-        await run_in_thread(servers.environment.remove, server.name, servers.configs)
+        await run_in_thread(servers.environment.remove, server, servers.configs.values())
     return wire.McpServerResult(diff=edited.diff)
 
 
