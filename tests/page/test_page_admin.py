@@ -179,7 +179,7 @@ def test_mcp_server_is_added_inspected_approved_and_removed(
 def test_mcp_server_in_the_file_is_edited_and_removed(
     admin: Tab, admin_gateway: GatewayProcess, mcp_server: Path, tmp_path: Path
 ) -> None:
-    entry = {"command": sys.executable, "args": ["-S", str(mcp_server)], "env": {"API_KEY": "s3cret-value"}}
+    entry = {"command": sys.executable, "args": ["-S", str(mcp_server), ""], "env": {"API_KEY": "s3cret-value"}}
     config = admin_gateway.home / "workspace" / "mcp.json"
     complete = config.with_suffix(".new")
     complete.write_text(json.dumps({"mcpServers": {"stock": entry}}))
@@ -188,6 +188,7 @@ def test_mcp_server_in_the_file_is_edited_and_removed(
     wait_for_server(admin)
     admin.button("Edit stock").click()
     expect(page.get_by_label("Environment variables")).to_have_value("API_KEY=••••")
+    expect(page.get_by_label("Arguments")).to_have_value(f'-S\n{mcp_server}\n""')
     page.get_by_label("Arguments").fill(f"-S\n-B\n{mcp_server}\n{tmp_path}")
     admin.button("Save").click()
     review = page.locator(".ant-drawer-open", has_text="Review stock")  # opens once the form is saved and closed

@@ -37,7 +37,15 @@ test("a saved MCP server keeps the fields that were not edited", () => {
     folders: { "/data": "read", "/out": "write" },
   };
   expect(toEntry(toForm("stock", command))).toEqual(command);
+  const args = ["--greeting", "", "  indented", "first\nsecond\r\n", '"quoted"', '"half', "\\n", "C:\\new"];
+  expect(toEntry(toForm("stock", { ...command, args }))).toEqual({ ...command, args });
   const oauth = { clientId: "atlas", clientSecret: "••••", callbackPort: 8123 };
   const url: McpEntryShape = { ...common, url: "https://a.example/mcp", headers: { "X-Team": "••••" }, oauth };
   expect(toEntry(toForm("tracker", url))).toEqual(url);
+});
+
+test("arguments of an MCP server are written as one per line, and quotes keep spaces, line breaks and nothing", () => {
+  const form = toForm("stock", { command: "npx", args: ["-y", "a b", "", "x\ny"] });
+  expect(form.args).toBe('-y\na b\n""\n"x\\ny"');
+  expect(toEntry({ ...form, args: '  -y \n\n"a b"\n""\n"half' }).args).toEqual(["-y", "a b", "", '"half']);
 });

@@ -243,6 +243,20 @@ const lines = (text: string): string[] =>
     .split("\n")
     .map((line) => line.trim())
     .filter(Boolean);
+
+/** An argument as one line of text, in the quotes of JSON if it would be read as something else without them. */
+const quoted = (argument: string): string =>
+  argument && argument === argument.trim() && !/[\r\n]/.test(argument) && unquoted(argument) === argument
+    ? argument
+    : JSON.stringify(argument);
+const unquoted = (line: string): string => {
+  if (!line.startsWith('"')) return line;
+  try {
+    return String(JSON.parse(line));
+  } catch {
+    return line;
+  }
+};
 const pairs = (text: string): Record<string, string> =>
   Object.fromEntries(
     lines(text).map((line) => {
@@ -261,7 +275,7 @@ export function toForm(name: string, entry: McpEntryShape): FormValue {
     name,
     kind: entry.url ? "url" : "command",
     command: entry.command ?? "",
-    args: (entry.args ?? []).join("\n"),
+    args: (entry.args ?? []).map(quoted).join("\n"),
     url: entry.url ?? "",
     env: unpair(entry.env),
     headers: unpair(entry.headers),
@@ -291,7 +305,8 @@ export function toEntry(value: FormValue): McpEntryShape {
   );
   if (value.writable.trim()) folders[value.writable.trim()] = "write";
   const command = value.command.trim();
-  return { ...common, command, args: lines(value.args), env: pairs(value.env), network: value.network, folders };
+  const args = lines(value.args).map(unquoted);
+  return { ...common, command, args, env: pairs(value.env), network: value.network, folders };
 }
 
 type TextKey = "name" | "command" | "url" | "clientId" | "clientSecret" | "callbackPort" | "writable" | "description";
@@ -367,7 +382,7 @@ function ServerForm({ initial, isNew, onSaved }: FormProps) {
       {value.kind === "command" ? (
         <>
           {text("command", "Command")}
-          {area("args", "Arguments", "One per line.")}
+          {area("args", "Arguments", 'One per line. Write "" for an empty one, and "a\\nb" for two lines.')}
           {area("env", "Environment variables", secret)}
           <Checkbox checked={value.network} onChange={(event) => change({ network: event.target.checked })}>
             May use the network
