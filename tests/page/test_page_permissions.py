@@ -4,6 +4,8 @@ from browser import PHONE, GatewayProcess, Windows
 from playwright.sync_api import expect
 from workspace_gateway import MARA
 
+from atlas_agents.core.trust import Trust
+
 
 def cell(tool: str, subject: str) -> str:
     return f"select[aria-label^='{tool}, {subject}']"
@@ -41,3 +43,24 @@ def test_permissions_are_tried_saved_and_kept_from_a_conflict(workspace: Gateway
     expect(bar).to_be_hidden()
     assert 'yes = ["archy"]' in file.read_text()
     assert tab.errors == [] and hers.errors == []
+
+
+def test_change_of_the_permissions_that_waits_for_agreement_is_shown(
+    workspace: GatewayProcess, windows: Windows
+) -> None:
+    file, trust = workspace.home / "permissions.toml", Trust(workspace.home)
+    trust.begin([file], [], "while a tool ran")
+    file.write_text('[tools.bash]\nno = ["*"]\n')
+    trust.end([file])
+    tab = next(windows.tabs(workspace)).open("/settings/permissions")
+    bash = tab.page.locator(cell("bash", "Everyone"))
+    expect(bash).to_have_value("yes")
+    notice = tab.page.get_by_text(
+        "permissions.toml has changed, and the change is not used until you agree; run: atlas trust"
+    )
+    expect(notice).to_be_visible()
+    trust.agree(file, file.read_bytes())
+    tab.open("/settings/permissions")
+    expect(bash).to_have_value("no")
+    expect(notice).to_have_count(0)
+    assert tab.errors == []

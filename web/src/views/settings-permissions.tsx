@@ -114,6 +114,7 @@ function PermissionsForm({ initial }: { initial: PolicyResult }) {
       <p className="muted">
         What each agent may do. · means inherited, * means changed. Stored in <code>{policy.file}</code>.
       </p>
+      {policy.notice && <Alert type="warning" showIcon title={toSentence(policy.notice)} />}
       <EditConflictAlert form={{ ...form, overwrite: () => confirmed(form.overwrite) }} labels={{}} onSaved={done} />
       {form.error && <Alert type="error" showIcon role="alert" title={toSentence(form.error)} />}
       {narrow ? <PermissionList {...grid} /> : <PermissionGrid {...grid} />}
