@@ -121,6 +121,8 @@ async def test_inviting_again_keeps_the_role_and_the_rights_that_are_not_given(t
         assert (await owner.get("users.invite", name="anna"))["user"]["role"] == "reviewer"
         rights = {"scopes": ["read", "approve"], "sessions": "all"}
         first = await owner.get("users.invite", name="ben", role="editor", days=30, **rights)
+        shown = {each["name"]: each.get("invitedScopes") for each in (await owner.get("users.list"))["users"]}
+        assert shown == {"owner": None, "anna": ["read", "write"], "ben": ["read", "approve"]}
         again = await owner.get("users.invite", name="ben")
         for expected in ("role: editor", "scopes: read, approve", "sessions: all", "valid for days: 30"):
             assert f"+{expected}" in again["diff"]

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from browser import HERE, PHONE, ROOT, TIMEOUT, GatewayProcess, SharedBrowser, Tab, Windows, running_gateway
@@ -302,6 +303,30 @@ def accept_invitation(windows: Windows, admin: Tab) -> None:
     guest.goto(link)
     guest.get_by_role("button", name="Accept invitation").click()
     expect(guest.get_by_role("alert")).to_contain_text("was used or has expired")
+
+
+def test_inviting_again_keeps_the_rights_of_the_open_invitation(admin: Tab, admin_gateway: GatewayProcess) -> None:
+    def invitation() -> dict[str, Any]:
+        return json.loads((admin_gateway.home / "invitations.json").read_text())["ben"]
+
+    page = admin.open("/settings/people").page
+    page.get_by_label("Name of the new user").fill("ben")
+    admin.button("Invite", exact=True).click()
+    page.get_by_label("Can approve actions").check()
+    page.get_by_label("Valid for").click()
+    page.locator(".ant-select-item", has_text="30 days").click()
+    admin.button("Create link").click()
+    admin.button("Done").click()
+    first = invitation()
+    assert first["scopes"] == ["read", "write", "approve"]
+    admin.button("Invite again: ben").click()
+    expect(page.get_by_label("Can approve actions")).to_be_checked()
+    admin.button("Create link").click()
+    expect(page.get_by_text("Copy this link now.")).to_be_visible()
+    again = invitation()
+    assert again["scopes"] == first["scopes"] and again["sha256"] != first["sha256"]
+    assert again["expires_at"] >= first["expires_at"]
+    check_axe(admin)
 
 
 def test_telegram_is_connected_and_a_person_paired(windows: Windows, admin: Tab, admin_gateway: GatewayProcess) -> None:

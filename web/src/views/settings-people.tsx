@@ -38,7 +38,7 @@ function Users() {
   const users = useQuery("users.list", {});
   useResourceReload("user", users.reload);
   const [name, setName] = useState("");
-  const [inviting, setInviting] = useState<string>();
+  const [inviting, setInviting] = useState<Invitee>();
   const save = async (user: Pick<UserShape, "name" | "role" | "status">, expectedVersion: string | null) => {
     try {
       await client.request("users.put", { ...user, expectedVersion });
@@ -96,7 +96,7 @@ function Users() {
                 {user.role !== "owner" && (
                   <Space wrap>
                     {user.status === "invited" && (
-                      <Button aria-label={`Invite again: ${user.name}`} onClick={() => setInviting(user.name)}>
+                      <Button aria-label={`Invite again: ${user.name}`} onClick={() => setInviting(user)}>
                         Invite again
                       </Button>
                     )}
@@ -130,13 +130,13 @@ function Users() {
         >
           Add user
         </Button>
-        <Button type="primary" onClick={() => setInviting(name.trim())}>
+        <Button type="primary" onClick={() => setInviting({ name: name.trim() })}>
           Invite
         </Button>
       </Space.Compact>
       {inviting !== undefined && (
         <Invite
-          initialName={inviting}
+          invitee={inviting}
           onClose={() => {
             setInviting(undefined);
             setName("");
@@ -150,23 +150,28 @@ function Users() {
 
 const toSentence = (text: string): string => `${text.charAt(0).toUpperCase()}${text.slice(1)}.`;
 
-/** Make a link that signs a new user in once. */
-function Invite({ initialName, onClose }: { initialName: string; onClose: () => void }) {
+/** A new user, or one with an open invitation. */
+type Invitee = Pick<UserShape, "name" | "invitedUntil" | "invitedScopes">;
+
+/** Make a link that signs a new user in once. An open invitation keeps what is not changed in the form. */
+function Invite({ invitee, onClose }: { invitee: Invitee; onClose: () => void }) {
   const client = useClient();
-  const [name, setName] = useState(initialName);
-  const [scopes, setScopes] = useState<Scope[]>(["read", "write"]);
-  const [days, setDays] = useState(7);
+  const [name, setName] = useState(invitee.name);
+  const [scopes, setScopes] = useState<Scope[]>(invitee.invitedScopes ?? ["read", "write"]);
+  const periods = invitee.invitedUntil ? [AS_BEFORE, ...DAYS] : DAYS;
+  const [days, setDays] = useState(invitee.invitedUntil ? AS_BEFORE.value : 7);
   const [link, setLink] = useState("");
+  const [until, setUntil] = useState("");
   const [error, setError] = useState("");
   const invite = async () => {
     try {
-      const made = await client.request("users.invite", { name: name.trim(), scopes, days });
+      const made = await client.request("users.invite", { name: name.trim(), scopes, ...(days && { days }) });
+      setUntil(formatDateTime(made.user.invitedUntil ?? 0));
       setLink(`${location.origin}${made.path}`);
     } catch (failure) {
       setError((failure as Error).message);
     }
   };
-  const period = DAYS.find(({ value }) => value === days)?.label;
   return (
     <Modal
       open
@@ -182,7 +187,7 @@ function Invite({ initialName, onClose }: { initialName: string; onClose: () => 
           <Alert
             type="warning"
             showIcon
-            title={`Copy this link now. You won’t see it again. It works once, within ${period}.`}
+            title={`Copy this link now. You won’t see it again. It works once, until ${until}.`}
           />
           <div className="row">
             <code className="secret">{link}</code>
@@ -206,7 +211,7 @@ function Invite({ initialName, onClose }: { initialName: string; onClose: () => 
           </FormField>
           <ScopeBoxes scopes={scopes} onChange={setScopes} />
           <FormField label="Valid for">
-            {({ id }) => <Select id={id} value={days} onChange={setDays} options={DAYS} />}
+            {({ id }) => <Select id={id} value={days} onChange={setDays} options={periods} />}
           </FormField>
         </div>
       )}
@@ -214,6 +219,8 @@ function Invite({ initialName, onClose }: { initialName: string; onClose: () => 
   );
 }
 
+/** Without a number of days, an open invitation is valid as long as before. */
+const AS_BEFORE = { value: 0, label: "As long as before" };
 const DAYS = [
   { value: 1, label: "1 day" },
   { value: 7, label: "7 days" },

@@ -518,12 +518,14 @@ async def list_users(caller: ClientConnection, _: NoParams) -> wire.UsersResult:
     users = await hub.atlas.tenancy.users()
     if grant.prefix:
         users = [each for each in users if each.name == grant.principal.id]
-    invited = await run_in_thread(hub.authenticator.invitations.open)
-    ends = {name: each.expires_at for name, each in invited.items()} if grant.allows("admin") else {}
-    shapes = [await _user_shape(hub, each) for each in users]
-    return wire.UsersResult(
-        tuple([replace(each, last_active=seen.get(each.name), invited_until=ends.get(each.name)) for each in shapes])
-    )
+    invited = await run_in_thread(hub.authenticator.invitations.open) if grant.allows("admin") else {}
+    shapes: list[wire.UserShape] = []
+    for each in users:
+        shape = replace(await _user_shape(hub, each), last_active=seen.get(each.name))
+        if (invitation := invited.get(each.name)) is not None:
+            shape = replace(shape, invited_until=invitation.expires_at, invited_scopes=invitation.scopes)
+        shapes.append(shape)
+    return wire.UsersResult(tuple(shapes))
 
 
 async def put_user(caller: ClientConnection, params: wire.UsersPut) -> wire.UserResult:

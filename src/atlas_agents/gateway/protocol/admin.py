@@ -851,7 +851,7 @@ class TokensRevoke(types.WireStruct, frozen=True):
 
 class UserShape(types.WireStruct, frozen=True):
     """A user. `lastActive` is the time of their last turn, `invitedUntil` the end of an open invitation, both in
-    milliseconds since 1970."""
+    milliseconds since 1970. `invitedScopes` is what its token may do."""
 
     name: str
     role: str
@@ -861,6 +861,7 @@ class UserShape(types.WireStruct, frozen=True):
     changed_by: str = ""
     changed_at: int | None = None
     invited_until: int | None = None
+    invited_scopes: tuple[types.Scope, ...] = ()
 
 
 class UsersResult(types.WireStruct, frozen=True):
