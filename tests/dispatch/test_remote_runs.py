@@ -13,7 +13,7 @@ from in_process_members import member
 from member_processes import members
 from processes import connect_process
 
-from atlas_agents import Cancelled, ClientResult, ClientTool, ProviderError, QuotaExceeded
+from atlas_agents import Cancelled, ClientResult, ClientTool, PromptFailed, ProviderError, QuotaExceeded
 from atlas_agents.agents.stream import AtlasStream
 from atlas_agents.core.approvals import Choice, Field, Form, Question
 from atlas_agents.core.errors import AtlasError, StoreLost, failure_kind, to_failure
@@ -278,7 +278,10 @@ def test_form_of_a_remote_approval_is_decoded_completely() -> None:
     assert isinstance(event, ApprovalAsked) and event.question.form == question.form
 
 
-@pytest.mark.parametrize("failure", [ProviderError("busy", "rate_limit"), QuotaExceeded("spent"), AtlasError("so")])
+@pytest.mark.parametrize(
+    "failure",
+    [ProviderError("busy", "rate_limit"), QuotaExceeded("spent"), PromptFailed("no prompt"), AtlasError("so")],
+)
 def test_stored_error_is_rebuilt_with_its_type(failure: AtlasError) -> None:
     rebuilt = to_failure(failure_kind(failure), str(failure))
     assert (type(rebuilt), str(rebuilt), failure_kind(rebuilt)) == (type(failure), str(failure), failure_kind(failure))

@@ -13,12 +13,15 @@ from atlas_agents import (
     Atlas,
     Cancelled,
     Chunk,
+    Context,
     Interceptor,
     Limits,
     Message,
+    PromptFailed,
     ProviderError,
     Request,
     RetryPolicy,
+    Rule,
     StoreError,
     tool,
     verify,
@@ -164,6 +167,18 @@ async def test_run_of_a_removed_agent_is_failed() -> None:
     (run,) = await store.runs("default", "default")
     assert (run.status, run.error) == ("failed", "agent 'old' no longer exists")
     await old.close()
+
+
+async def test_error_of_a_prompt_is_raised_again_after_a_restart(tmp_path: Path) -> None:
+    def broken(context: Context) -> bool:
+        raise LookupError("no calendar")
+
+    for _ in range(2):
+        agent = Agent("a", model=Scripted(), rules=[Rule("x", when=broken)])
+        async with open_atlas(tmp_path) as store, Atlas([agent], store=store) as atlas:
+            with pytest.raises(PromptFailed, match="the condition of rule 'x' failed: LookupError: no calendar"):
+                await atlas.ask("go", session="s", idempotency_key="k")
+            assert [run.status for run in await store.runs("default", "s")] == ["failed"]
 
 
 async def test_conversation_objects_and_run_are_not_stored() -> None:

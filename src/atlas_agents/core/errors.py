@@ -447,6 +447,7 @@ _BY_NAME: dict[str, type[AtlasError]] = {
     for error in (
         BrokenHistory,
         BadOutput,
+        PromptFailed,
         Refused,
         ScriptExhausted,
         QuotaExceeded,
