@@ -181,11 +181,12 @@ async def test_call_keeps_its_id_and_deadline_across_a_restart() -> None:
 
 async def test_turn_can_end_without_the_result() -> None:
     clock, model = VirtualClock(), Scripted(ASKED, says("Hello."))
-    async with in_memory_atlas(model, store=await open_store(), clock=clock) as atlas:
+    async with in_memory_atlas(model, store=await open_store(), clock=clock, agent={"max_rounds": 1}) as atlas:
         stream = atlas.send("go", session="s", client_tools=ClientTools((WEATHER,), deadline=60, unanswered="end"))
         await pending(stream)
         await clock.advance(61)
-        assert (await reply(stream)).tool_calls
+        asked = await reply(stream)
+        assert asked.tool_calls and "max_rounds" not in asked.metadata, "the client ended the turn"
         assert (await atlas.ask("hi", session="s")).text == "Hello."
     assert len(model.requests) == 2
 

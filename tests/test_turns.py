@@ -275,7 +275,9 @@ async def test_answer_at_the_round_limit_says_that_it_is_incomplete() -> None:
         stopped = await atlas.ask("go")
         assert stopped.is_unfinished
         assert stopped.incomplete == "the turn reached its limit of rounds (max_rounds) before the model was done"
+        assert stopped.metadata["max_rounds"] == 1
         assert not (complete := await atlas.ask("again")).is_unfinished and complete.incomplete == ""
+        assert "max_rounds" not in complete.metadata
         cut_off = await atlas.ask("once more")
         assert (cut_off.is_unfinished, cut_off.incomplete) == (False, "it reached the token limit")
 

@@ -733,6 +733,19 @@ def test_answer_that_a_budget_ended_shows_why_and_what_there_is(tab: Tab, gatewa
     expect(tab.answers.first.get_by_role("alert")).to_have_text(f"The answer was {cut_off['budget']}.")
 
 
+def test_turn_that_reached_its_limit_of_rounds_says_so(tab: Tab) -> None:
+    tab.send(script(*[[["call", "get_weather", {"city": f"City {number}"}]] for number in range(11)]))
+    notice = tab.answers.last.get_by_text("Stopped after 10 rounds. Send a message to continue.")
+    expect(notice).to_be_visible()
+    tab.wait_until_idle()
+    tab.page.reload()
+    expect(notice).to_be_visible()
+    tab.send(script([["text", "Done now."]]))
+    tab.wait_for_answer("Done now.")
+    expect(tab.page.get_by_text("Send a message to continue.")).to_have_count(1)
+    expect(notice).to_have_count(0)
+
+
 def test_summary_of_older_messages_opens(tab: Tab, gateway: GatewayProcess) -> None:
     summary = {"synthetic": True, "summary": {"through": "m1", "messages": 2}}
     messages = [

@@ -75,7 +75,7 @@ async def run_rounds(run: Run) -> Message:
         rounds += 1
         if reply.tool_calls and (run.journal is not None or run.lock.steering):
             await run.take_steering_messages()
-        reply = run.add(await call_model(run))
+        reply = run.add(await call_model(run, is_last=rounds == run.max_rounds))
         if reply.tool_calls:
             client = await run.run_tool_calls(reply.tool_calls)
             if run.phase.is_complete() or run.must_end(client):
@@ -219,11 +219,12 @@ async def run_chain(run: Run, execute: TurnFunction = run_rounds) -> Message:
     return reply
 
 
-async def call_model(run: Run) -> Message:
+async def call_model(run: Run, *, is_last: bool = False) -> Message:
     """Return the model's next message, replayed from the journal if an earlier process received it.
 
     A new reply is recorded before anything acts on it. The last reply of a turn is recorded together with the end of
-    the turn; a reply with a single call that runs at once, together with the intent of that call.
+    the turn; a reply with a single call that runs at once, together with the intent of that call. In the `is_last`
+    round, a reply after which the model wanted to continue has the limit of rounds in its metadata.
     """
     journal = run.journal
     if journal is not None and journal.holds_reply:
@@ -242,6 +243,8 @@ async def call_model(run: Run) -> Message:
     reply = await _request_reply(run)
     if run.interceptors.has_incoming:
         reply = await _intercept(run, reply)
+    if is_last and reply.is_unfinished and not run.client_may_end:
+        reply = msgspec.structs.replace(reply, metadata={**reply.metadata, "max_rounds": run.max_rounds})
     if journal is not None:
         await _record_reply(run, journal, reply)
     run.summary_tried = False

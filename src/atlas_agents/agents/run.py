@@ -1013,8 +1013,13 @@ class Run:
 
     def must_end(self, round: ClientRound) -> bool:
         """Return whether the turn must end: the client posted no result, and asked not to continue without one."""
+        return round is ClientRound.UNANSWERED and self.client_may_end
+
+    @property
+    def client_may_end(self) -> bool:
+        """Whether the client ends the turn by posting no result."""
         client = self.scope.client
-        return round is ClientRound.UNANSWERED and client is not None and client.offer.unanswered == "end"
+        return client is not None and client.offer.unanswered == "end"
 
     def demand_client_call(self, reply: Message) -> bool:
         """Ask the model again for the call that the client requires, in place of its answer; False if none is required.

@@ -18,6 +18,7 @@ import {
   firstSpeaker,
   isSameItem,
   messageText,
+  roundLimit,
 } from "../state/conversation";
 import { formatCost, formatCount, toSentence } from "../state/format";
 import { useAppState } from "../state/hooks";
@@ -47,6 +48,7 @@ export const Answer = memo(
     const { refusal, metadata } = item.messages.at(-1) ?? {};
     const truncated = metadata?.truncated === true;
     const cutOff = metadata?.budget ?? "cut off because it reached the token limit";
+    const limit = roundLimit(item);
     const waitingForModel = run?.status === "running" && (!last || callEnded);
     return (
       <article className="answer" aria-label="Answer" aria-busy={open} data-run={item.runId}>
@@ -68,6 +70,11 @@ export const Answer = memo(
         {waitingForModel && <WorkingIndicator model={run.model} />}
         {refusal && <Alert type="warning" showIcon title={refusal} />}
         {truncated && <Alert type="warning" showIcon title={`The answer was ${cutOff}.`} />}
+        {limit !== undefined && (
+          <p className="stopped">
+            Stopped after {limit} {limit === 1 ? "round" : "rounds"}. Send a message to continue.
+          </p>
+        )}
         <Outcome run={run} />
         {!open && <AnswerFooter item={item} actions={actions} />}
       </article>

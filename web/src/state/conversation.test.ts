@@ -7,8 +7,9 @@ import {
   type ConversationItem,
   conversationItems,
   isSameItem,
+  roundLimit,
 } from "./conversation";
-import { emptySession, newRun } from "./session";
+import { emptySession, newRun, type RunState } from "./session";
 
 const user = (id: string, runId = ""): MessageShape => ({
   id,
@@ -52,6 +53,20 @@ it("all rounds of a run form one answer whose calls have results", () => {
   const pieces = answerPieces(firstAnswer(items));
   expect(pieces.map((piece) => piece.kind)).toEqual(["text", "call", "text", "call"]);
   expect(pieces.flatMap((piece) => (piece.kind === "call" ? [piece.call.status] : []))).toEqual(["ok", "unknown"]);
+});
+
+it("an answer that reached the limit of rounds says how many there were, unless the run goes on or did not finish", () => {
+  const last = reply("b", "r");
+  const messages = [user("u", "r"), reply("a", "r"), result("x", "ca", "r"), { ...last, metadata: { max_rounds: 2 } }];
+  const limit = (run?: Partial<RunState>, more: MessageShape[] = [result("y", "cb", "r")]) => {
+    const runs: Record<string, RunState> = run ? { r: { ...newRun("r"), ...run } } : {};
+    const state = { ...emptySession("s"), messages: [...messages, ...more], runs };
+    return roundLimit(firstAnswer(conversationItems(state)));
+  };
+  expect(limit()).toBe(2);
+  expect(limit({ status: "done" })).toBe(2);
+  for (const status of ["running", "queued", "failed", "cancelled"] as const) expect(limit({ status })).toBeUndefined();
+  expect(limit(undefined, [result("y", "cb", "r"), reply("c", "r")])).toBeUndefined();
 });
 
 it("messages of a fork without run ids are split at user messages", () => {

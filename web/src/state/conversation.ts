@@ -235,6 +235,13 @@ export function answerUsage(item: AnswerItem): AnswerUsage | undefined {
   return total;
 }
 
+/** Return the limit of rounds at which an answer stopped; undefined if it did not stop there. */
+export function roundLimit({ messages, run }: AnswerItem): number | undefined {
+  if (run && run.status !== "done") return undefined;
+  const limit = messages.findLast(({ role }) => role === "assistant")?.metadata?.max_rounds;
+  return typeof limit === "number" ? limit : undefined;
+}
+
 /** Return the text of messages without tool output. */
 export function messageText(messages: readonly MessageShape[]): string {
   const texts = messages
