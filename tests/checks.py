@@ -1,6 +1,7 @@
 """Helpers of many tests: valid histories, events of a stream, waiting, and a monitor of the event loop."""
 
 import asyncio
+import gc
 import importlib
 import importlib.util
 import inspect
@@ -244,6 +245,38 @@ async def measure_loop_time() -> AsyncGenerator[LoopTime, None]:
         yield elapsed
     finally:
         task.cancel()
+
+
+class LongestBlock:
+    """The most CPU seconds that the thread of the event loop used without running other tasks."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+
+@asynccontextmanager
+async def measure_longest_block() -> AsyncGenerator[LongestBlock, None]:
+    """Measure how long other tasks wait. CPU time counts: other processes delay them, too."""
+    longest = LongestBlock()
+    gc.collect()
+    gc.freeze()  # do not collect garbage of earlier tests meanwhile
+
+    async def tick() -> None:
+        while True:
+            before = time.thread_time()
+            await asyncio.sleep(0)
+            longest.seconds = max(longest.seconds, time.thread_time() - before)
+
+    task = asyncio.create_task(tick())
+    try:
+        yield longest
+        await asyncio.sleep(0)  # until the last block is counted
+        await asyncio.sleep(0)
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+        gc.unfreeze()
 
 
 def cpu_factor() -> float:

@@ -10,18 +10,21 @@ from typing import Any
 
 import httpx
 import pytest
-from gateway_client import Client, connect_client, main_token, serve_gateway
+from gateway_client import Client, connect_client, main_token, open_socket, serve_gateway
 from pypdf import PdfWriter
 
 from atlas_agents import Agent
+from atlas_agents.core.json import encode
+from atlas_agents.core.store import Document, Passage, PutDocument
 from atlas_agents.gateway import http_api
 from atlas_agents.gateway.hub import GatewayServices
 from atlas_agents.gateway.server import Gateway
 from atlas_agents.knowledge.knowledge_base import KnowledgeBase
+from atlas_agents.knowledge.library import DocumentDetails
 from atlas_agents.knowledge.memories import MemoryOrigin, MemoryOwner
-from atlas_agents.storage.sqlite import MemoryStore
+from atlas_agents.storage.sqlite import MemoryStore, SqliteStore
 from atlas_agents.testing import Scripted, in_memory_atlas
-from checks import TIMEOUT
+from checks import TIMEOUT, cpu_factor, measure_longest_block
 
 TOKENS = {name: f"{name}-0123456789abcdefghijklmnopqrstuvwxyz" for name in ("ann", "bob")}
 
@@ -35,15 +38,20 @@ def blank_pdf() -> bytes:
 
 
 @asynccontextmanager
-async def serve_with_knowledge(home: Path) -> AsyncGenerator[tuple[Gateway, KnowledgeBase]]:
+async def serve_with_knowledge(
+    home: Path, store: MemoryStore | SqliteStore | None = None
+) -> AsyncGenerator[tuple[Gateway, KnowledgeBase]]:
     (home / "home").mkdir()
     lines = {name: {"token": token, "scopes": ["read", "write"], "sessions": "own"} for name, token in TOKENS.items()}
     (home / "home" / "tokens.json").write_text(json.dumps(lines))
-    atlas = in_memory_atlas(Scripted(), store=(store := MemoryStore()))
+    store = store or MemoryStore()
+    await store.open()
+    atlas = in_memory_atlas(Scripted(), store=store)
     knowledge_base = KnowledgeBase(store)
     async with serve_gateway(home / "home", atlas, services=GatewayServices(knowledge_base)) as gateway:
         yield gateway, knowledge_base
         await knowledge_base.close()
+    await store.close()
 
 
 async def call(client: Client, method: str, **params: Any) -> Any:
@@ -207,6 +215,28 @@ async def test_memory_is_edited_with_a_version_and_cleared(tmp_path: Path) -> No
             assert (await call(ann, "memories.list", agentId=agent))["memories"] == []
         rows = [row.entry.decode() for row in await gateway.hub.store.audit(tenant)]
         assert len(rows) == 4 and not any("Oslo" in row for row in rows), "audited without the text"
+
+
+async def test_listing_many_documents_does_not_block_other_requests(tmp_path: Path) -> None:
+    details = encode(DocumentDetails("a name", "/docs", "ann", 100))
+    passage = Passage("A heading", "A text")
+    async with serve_with_knowledge(tmp_path, SqliteStore(tmp_path / "atlas.db")) as (gateway, _):
+        store, tenant = gateway.hub.store, gateway.hub.atlas.tenant
+        for first in range(0, 6000, 500):
+            documents = [
+                Document("knowledge", f"d{n:05}", f"c{n % 50}", f"/docs/{n}.md", "Title", "hash", "", details)
+                for n in range(first, first + 500)
+            ]
+            await store.commit(tenant, [PutDocument(each, (passage,)) for each in documents])
+        async with open_socket(gateway, compression=None, max_size=None) as client:
+            await client.send(type="auth", token=main_token(gateway), protocol=1)
+            await client.next()
+            assert len((await call(client, "knowledge.list", category="c7"))["documents"]) == 120
+            async with measure_longest_block() as longest:
+                await client.send(id=1, method="knowledge.list", params={})
+                frame = await client.socket.recv(decode=False)
+        assert frame.count(b'"source"') == 6000
+        assert longest.seconds < 0.02 * cpu_factor()
 
 
 async def test_knowledge_methods_are_unavailable_without_a_knowledge_base(tmp_path: Path) -> None:

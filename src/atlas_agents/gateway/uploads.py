@@ -39,11 +39,11 @@ class Uploads:
 
     def __init__(self, home: Path) -> None:
         self._pending = home / "uploads"
-        self._kept = home / "documents"
+        self._kept = (home / "documents").resolve()
 
     def keeps(self, source: str) -> bool:
         """Return whether the source of a document is a kept upload."""
-        return Path(source).is_relative_to(self._kept.resolve())
+        return Path(source).is_relative_to(self._kept)
 
     def create(self, name: str) -> tuple[str, IO[bytes]]:
         """Create a pending upload and return its id and a file to write to."""

@@ -239,8 +239,9 @@ class Knowledge:
         async with self._import_lock(tenant):
             report = await self._import_items(tenant, items, category or None, user, on_progress)
             present = {item.source for item in items}
-            for document in [each async for each in self._iterate_documents(tenant)]:
-                if document_details(document).root == root and document.source not in present:
+            of_root = [d async for d in self._iterate_documents(tenant) if document_details(d).root == root]
+            for document in of_root:
+                if document.source not in present:
                     await self._remove_document(tenant, document, report)
         return report
 
@@ -296,9 +297,10 @@ class Knowledge:
         """Remove a document by id or source, or everything added from a source; return the number of documents."""
         report = Report()
         async with self._import_lock(tenant):
-            for document in [each async for each in self._iterate_documents(tenant)]:
-                if which in (document.id, document.source, document_details(document).root):
-                    await self._remove_document(tenant, document, report)
+            documents = self._iterate_documents(tenant)
+            found = [d async for d in documents if which in (d.id, d.source, document_details(d).root)]
+            for document in found:
+                await self._remove_document(tenant, document, report)
         if not report.removed:
             raise NotFound(f"document not found: {which!r}")
         return report.removed
@@ -312,11 +314,15 @@ class Knowledge:
         self, tenant: str, items: Sequence[Item], category: str | None, user: str, on_progress: OnProgress
     ) -> Report:
         report = Report()
-        present = [each async for each in self._iterate_documents(tenant, category)]
-        known = {(each.collection, each.hash): each for each in present}
-        kept = {each.source: each.collection for each in present}
-        of_root = (each.collection for each in present if document_details(each).root == items[0].root)
-        default = category or next(of_root, CATEGORY)
+        known: dict[tuple[str, str], Document] = {}
+        kept: dict[str, str] = {}
+        default = category
+        async for each in self._iterate_documents(tenant, category):
+            known[each.collection, each.hash] = each
+            kept[each.source] = each.collection
+            if default is None and document_details(each).root == items[0].root:
+                default = each.collection
+        default = default or CATEGORY
         for done, item in enumerate(items):
             progress = Progress(done, len(items), item.name, report.passages)
             on_progress(progress)

@@ -429,10 +429,13 @@ _POSTGRES_UNLOGGED = {
     **{f"unlogged_{table}": f"ALTER TABLE {table} SET UNLOGGED" for table in REBUILT_TABLES},
 }
 
+# The documents of a collection, and the memories of one agent and user, are a part of all.
+_TWENTY_SECOND = ("CREATE INDEX documents_of_collection ON documents (tenant, kind, shelf, id)",)
+
 STEPS: tuple[tuple[str, ...], ...] = (
     *(_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH, _SIXTH, _SEVENTH, _EIGHTH, _NINTH, _TENTH),
     *(_ELEVENTH, _TWELFTH, _THIRTEENTH, _FOURTEENTH, _FIFTEENTH, _SIXTEENTH, _SEVENTEENTH, _EIGHTEENTH, _NINETEENTH),
-    *(_TWENTIETH, _TWENTY_FIRST),
+    *(_TWENTIETH, _TWENTY_FIRST, _TWENTY_SECOND),
 )
 VERSION = len(STEPS)
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import msgspec
 
+from atlas_agents.core.aio import TimeSlices
 from atlas_agents.core.errors import NotFound
 from atlas_agents.core.store import Document
 from atlas_agents.gateway.connection import ClientConnection
@@ -36,9 +37,13 @@ async def list_documents(caller: ClientConnection, params: wire.KnowledgeList) -
     """List documents. Guests do not learn where the files are and who added them."""
     knowledge, uploads = _require_readable(caller).knowledge, caller.hub.uploads
     found = await knowledge.documents(caller.hub.atlas.tenant, category=params.category)
-    shapes = [_document_shape(each, uploaded=uploads.keeps(each.source)) for each in found]
-    if caller.grant.prefix:
-        shapes = [msgspec.structs.replace(each, source=each.name, root="", added_by="") for each in shapes]
+    shapes, slices = list[wire.DocumentShape](), TimeSlices()
+    for each in found:
+        shape = _document_shape(each, uploaded=uploads.keeps(each.source))
+        if caller.grant.prefix:
+            shape = msgspec.structs.replace(shape, source=shape.name, root="", added_by="")
+        shapes.append(shape)
+        await slices.pause()
     return wire.DocumentsResult(tuple(shapes))
 
 

@@ -439,7 +439,8 @@ class SqlReads(ABC):
     async def documents(
         self, tenant: str, where: store.Where, *, after: str = "", limit: int | None = None
     ) -> list[store.Document]:
-        query = bind(tenant, sql.DOCUMENTS, **scope_values(where), after=after, limit=limit_or_max(limit))
+        statement = sql.DOCUMENTS if where.collection is None else sql.DOCUMENTS_OF
+        query = bind(tenant, statement, **scope_values(where), after=after, limit=limit_or_max(limit))
         return tables.DOCUMENTS.all(await self.fetch(query))
 
     async def passages(self, tenant: str, ids: Sequence[int]) -> list[store.PassageRow]:

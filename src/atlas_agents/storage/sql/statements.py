@@ -641,7 +641,9 @@ INSERT INTO libraries (tenant, kind, model, version, vectors) VALUES (:tenant, :
 ON CONFLICT (tenant, kind, model) DO UPDATE SET version = libraries.version + 1,
     vectors = libraries.vectors + :vectors"""
 DOCUMENT = f"SELECT {t.DOCUMENTS.columns} FROM documents WHERE tenant = :tenant AND kind = :kind AND id = :id"
-DOCUMENTS = f"SELECT {t.DOCUMENTS.columns} FROM documents WHERE {_IN_SCOPE} AND id > :after ORDER BY id LIMIT :limit"
+_DOCUMENTS = f"SELECT {t.DOCUMENTS.columns} FROM documents WHERE tenant = :tenant AND kind = :kind"
+DOCUMENTS = f"{_DOCUMENTS} AND id > :after ORDER BY id LIMIT :limit"
+DOCUMENTS_OF = f"{_DOCUMENTS} AND shelf = :collection AND id > :after ORDER BY id LIMIT :limit"
 PASSAGES_OF = f"""
 SELECT {t.PASSAGES.columns} FROM passages WHERE tenant = :tenant AND kind = :kind AND document = :id AND place > :after
 ORDER BY place LIMIT :limit"""
