@@ -11,9 +11,9 @@ import pytest
 from gateway_client import connect_client, serve_gateway
 
 from atlas_agents import Agent, Atlas, Compaction, History, OpenAIProvider, register_model
-from atlas_agents.core.store import RunRow, StoredMessage
+from atlas_agents.core.store import AcceptRun, ClaimRun, PutSession, RunRow, SetRun, StoredMessage
 from atlas_agents.storage.sqlite import MemoryStore, SqliteStore
-from atlas_agents.testing import Environment, Scripted, fails, in_memory_atlas, says
+from atlas_agents.testing import Environment, Scripted, VirtualClock, fails, in_memory_atlas, says
 from checks import wait_until
 from model_server import ModelRequest, ModelServer, Reply, run_model_server
 
@@ -55,14 +55,19 @@ class ShortReads(MemoryStore):
     """Fails if all messages or all runs of a session are read."""
 
     strict = False
+    runs_read = 0
 
     async def messages(self, tenant: str, session: str, **options: Any) -> list[StoredMessage]:
         assert not self.strict or options.get("limit", 10_000) <= 201
         return await super().messages(tenant, session, **options)
 
-    async def runs(self, tenant: str, session: str, *, open_only: bool = False) -> list[RunRow]:
-        assert not self.strict or open_only
-        return await super().runs(tenant, session, open_only=open_only)
+    async def runs(
+        self, tenant: str, session: str, *, open_only: bool = False, last: int | None = None
+    ) -> list[RunRow]:
+        assert not self.strict or open_only or last is not None
+        found = await super().runs(tenant, session, open_only=open_only, last=last)
+        self.runs_read += len(found)
+        return found
 
 
 async def test_requests_do_not_read_a_whole_session(tmp_path: Path) -> None:
@@ -81,12 +86,35 @@ async def test_requests_do_not_read_a_whole_session(tmp_path: Path) -> None:
         history = await client.get("chat.history", sessionKey="main")
         found = await client.get("sessions.subscribe", sessionKey="main")
         waited = [await client.get("chat.wait", runId=id) for id in ids]
+        of_session = await client.get("runs.list", sessionKey="main", limit=2)
+    assert [each["runId"] for each in of_session["runs"]] == ids[:0:-1] and store.runs_read == 2
     assert [each["runId"] for each in history["outcomes"]] == [each["runId"] for each in found["outcomes"]] == [ids[2]]
     assert [each["status"] for each in waited] == ["done", "done", "failed"]
     assert [part["text"] for each in waited for part in each.get("message", {"parts": ()})["parts"]] == [
         "One.",
         "Two.",
     ]
+
+
+async def test_latest_runs_are_found_in_the_sessions_that_changed_last(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    store = ShortReads(clock=clock)
+    async with (
+        serve_gateway(tmp_path, in_memory_atlas(Scripted(), store=store)) as gateway,
+        connect_client(gateway) as client,
+    ):
+        tenant = gateway.hub.atlas.tenant
+        for number in range(200):
+            await clock.advance(1)
+            session, run = f"s{number // 4}", f"r{number:03}"
+            accepted = [AcceptRun(run, session, "assistant"), ClaimRun(run)]
+            await store.commit(tenant, [PutSession(session), *accepted, SetRun(run, 1, "done")])
+        await clock.advance(1)
+        await store.commit(tenant, [PutSession("s0", label="renamed")])
+        store.strict = True
+        runs = (await client.get("runs.list", limit=6))["runs"]
+    assert [each["runId"] for each in runs] == [f"r{number}" for number in range(199, 193, -1)]
+    assert store.runs_read == 12, "the runs of s0, s49 and s48"
 
 
 @pytest.mark.timeout(600)

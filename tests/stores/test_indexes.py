@@ -8,7 +8,7 @@ import psycopg
 import pytest
 from store_helpers import TENANT
 
-from atlas_agents.core.store import Document, Passage, PutDocument, Store, Where
+from atlas_agents.core.store import AcceptRun, Document, Passage, PutDocument, PutSession, Store, Where
 from atlas_agents.storage.sql import statements as sql
 from atlas_agents.storage.sql.reads import limit_or_max
 from atlas_agents.storage.sql.tables import Query, bind
@@ -56,3 +56,11 @@ async def test_documents_of_a_collection_are_read_without_those_of_others(
     values = {**scope_values(where), "after": "", "limit": limit_or_max(None)}
     assert_indexed(explain(location, bind(TENANT, sql.DOCUMENTS_OF, **values)), "documents_of_collection")
     assert_indexed(explain(location, bind(TENANT, sql.DOCUMENTS, **values)), "documents")
+
+
+async def test_last_runs_of_a_session_are_read_without_the_others(store: Store, location: tuple[str, str]) -> None:
+    sessions = [PutSession(f"s{n}") for n in range(20)]
+    await store.commit(TENANT, [*sessions, *[AcceptRun(f"r{n}", f"s{n % 20}", "a") for n in range(1000)]])
+    query = bind(TENANT, sql.LAST_RUNS, session="s7", limit=3)
+    assert [run.id for run in await store.runs(TENANT, "s7", last=3)] == ["r947", "r967", "r987"]
+    assert_indexed(explain(location, query), "session")

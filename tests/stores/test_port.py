@@ -170,6 +170,15 @@ async def test_messages_after_a_number_are_deleted_unless_a_run_is_open(store: S
         await store.commit(TENANT, [DropMessages("s", 0)])
 
 
+async def test_last_runs_of_a_session_are_listed_in_the_order_of_acceptance(store: Store) -> None:
+    await store.commit(TENANT, [PutSession("s"), *[AcceptRun(f"r{n}", "s", "a") for n in range(4)]])
+    await store.commit(TENANT, [ClaimRun("r0"), SetRun("r0", 1, "done")])
+    assert [run.id for run in await store.runs(TENANT, "s", last=2)] == ["r2", "r3"]
+    assert [run.id for run in await store.runs(TENANT, "s", last=9)] == ["r0", "r1", "r2", "r3"]
+    assert [run.id for run in await store.runs(TENANT, "s", open_only=True)] == ["r1", "r2", "r3"]
+    assert await store.runs(TENANT, "s", last=0) == await store.runs(TENANT, "t", last=1) == []
+
+
 async def test_ended_runs_of_a_session_are_listed_without_their_requests(store: Store) -> None:
     accepted = [AcceptRun(f"r{n}", "s", "a", request=b'{"n":%d}' % n) for n in range(3)]
     await store.commit(TENANT, [PutSession("s"), *accepted, ClaimRun("r0"), SetRun("r0", 1, "done")])

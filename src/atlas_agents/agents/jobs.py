@@ -405,7 +405,7 @@ class JobExecutor:
 
     async def _read_outcome(self, job: store.JobRow) -> tuple[Exception | None, str]:
         """Return the error of the last turn in the job's session, or its last reply."""
-        last = (await self._store.runs(self._tenant, job.session))[-1]
+        (last,) = await self._store.runs(self._tenant, job.session, last=1)
         if last.status in store.OPEN or last.status == "failed":
             return errors.AtlasError(last.error or "the turn failed"), ""
         if last.status == "cancelled":

@@ -208,8 +208,8 @@ async def _find_run(store: "Store", run: str) -> str:
 
     if await store.run(TENANT, run) is not None:
         return run
-    if found := await store.runs(TENANT, run):
-        return found[-1].id
+    if found := await store.runs(TENANT, run, last=1):
+        return found[0].id
     ids = "the ids of runs are in the web UI and in: atlas audit list --json"
     raise ReplayError(f"not found: run or session {run!r}; {ids}; those of sessions in: atlas sessions list")
 

@@ -967,8 +967,13 @@ class Store(Protocol):
         """Return a run by its id."""
         ...
 
-    async def runs(self, tenant: str, session: str, *, open_only: bool = False) -> list[RunRow]:
-        """Return the runs of a session, in the order of acceptance. Ended runs come without their requests."""
+    async def runs(
+        self, tenant: str, session: str, *, open_only: bool = False, last: int | None = None
+    ) -> list[RunRow]:
+        """Return the runs of a session, or the `last` ones, in the order of acceptance.
+
+        Ended runs come without their requests.
+        """
         ...
 
     async def failed_runs(self, tenant: str, session: str, first: int, last: int) -> list[RunRow]:

@@ -221,7 +221,7 @@ class TurnHistory:
         for session in await self._store.sessions(owner.tenant, limit=_MAX_SESSIONS):
             runs = {
                 run.id: run
-                for run in await self._store.runs(owner.tenant, session.key)
+                for run in await self._store.runs(owner.tenant, session.key, last=_MAX_MESSAGES)
                 if (run.agent_id, run.user) == (owner.agent_id, owner.user)
             }
             if not runs:

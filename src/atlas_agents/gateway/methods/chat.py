@@ -304,12 +304,17 @@ async def list_runs(caller: ClientConnection, params: wire.RunsList) -> wire.Run
     """List runs, latest first; without a session key, the runs of the sessions that changed last."""
     hub, prefix = caller.hub, caller.grant.prefix
     if params.session_key is not None:
-        keys = [prefix + params.session_key]
+        changed = {prefix + params.session_key: 0}
     else:
-        keys = [each.key for each in await hub.atlas.sessions.list(limit=_SESSIONS, prefix=prefix)]
-    rows = [row for key in keys for row in await hub.store.runs(hub.atlas.tenant, key)]
-    rows.sort(key=lambda row: row.created_at, reverse=True)
-    return wire.RunsResult(tuple([_run_shape(row, prefix) for row in rows[: params.limit]]))
+        listed = await hub.atlas.sessions.list(limit=_SESSIONS, prefix=prefix)
+        changed = {each.key: each.updated_at for each in listed}
+    rows: list[RunRow] = []
+    for key, updated_at in changed.items():
+        if len(rows) == params.limit and rows[-1].created_at >= updated_at:
+            break  # this session, and those that follow, have no later runs
+        rows += await hub.store.runs(hub.atlas.tenant, key, last=params.limit)
+        rows = sorted(rows, key=lambda row: row.created_at, reverse=True)[: params.limit]
+    return wire.RunsResult(tuple([_run_shape(row, prefix) for row in rows]))
 
 
 async def get_run(caller: ClientConnection, params: wire.OneRun) -> wire.RunDetails:

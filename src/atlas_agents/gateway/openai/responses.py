@@ -565,7 +565,7 @@ class _Position(msgspec.Struct, frozen=True):
     history: tuple[Message, ...] = ()
     previous: RunRow | None = None
     known: frozenset[str] = frozenset()
-    """The runs of the session that it continues."""
+    """The runs of the session that it continues, of those that the input names."""
 
 
 class ResponsesEndpoint:
@@ -634,8 +634,8 @@ class ResponsesEndpoint:
             raise bad_request("this response is in progress: cancel it first", code="response_in_progress")
         sessions, tenant = self._hub.atlas.sessions, self._hub.atlas.tenant
         deleted = {*(await sessions.get(row.session)).metadata.get(_DELETED, ()), row.id}
-        others = {each.id for each in await self._hub.store.runs(tenant, row.session)} - deleted
-        if not others and row.session.removeprefix(grant.prefix).startswith(_SESSIONS):
+        others = await self._hub.store.runs(tenant, row.session, last=len(deleted) + 1)
+        if {each.id for each in others} <= deleted and row.session.removeprefix(grant.prefix).startswith(_SESSIONS):
             await sessions.delete(row.session)
         else:
             await self._hub.store.commit(tenant, [SetSessionMetadata(row.session, {_DELETED: sorted(deleted)})])
@@ -786,8 +786,16 @@ class ResponsesEndpoint:
                 "previous_response_id",
                 "previous_response_not_found",
             )
-        runs = await self._hub.store.runs(self._hub.atlas.tenant, row.session)
-        return _Position(row.session, previous=row, known=frozenset([each.id for each in runs]))
+        return _Position(row.session, previous=row, known=await self._find_known(row, body))
+
+    async def _find_known(self, previous: RunRow, body: schema.ResponseRequest) -> frozenset[str]:
+        """Return the runs of the session that items of the input belong to."""
+        items = () if isinstance(body.input, str) else body.input
+        named = {run for each in items if (run := schema.run_of_item(each.id or ""))}
+        if named <= {previous.id}:
+            return frozenset(named)
+        runs = await self._hub.store.runs(self._hub.atlas.tenant, previous.session)
+        return frozenset(named.intersection([each.id for each in runs]))
 
     async def _branch(
         self, grant: Grant, request: Request, position: _Position, past: list[Message], *, stored: bool
@@ -796,9 +804,11 @@ class ResponsesEndpoint:
         row, store, tenant = position.previous, self._hub.store, self._hub.atlas.tenant
         if row is None:
             return position
-        runs = await store.runs(tenant, row.session)
+        (last,) = await store.runs(tenant, row.session, last=1)
         key = http_api.short_header(request, "idempotency-key")
-        continues = runs[-1].id == row.id or (key and key in [each.idempotency_key for each in runs])
+        continues = last.id == row.id or (
+            key and key in [each.idempotency_key for each in await store.runs(tenant, row.session)]
+        )
         if stored and continues and not past:
             return position
         if row.status in OPEN:
@@ -808,8 +818,8 @@ class ResponsesEndpoint:
                 "previous_response_in_progress",
             )
         rows = await store.messages(tenant, row.session)
-        last = max([index for index, each in enumerate(rows) if each.run_id == row.id], default=-1)
-        history = tuple([each.message for each in rows[: last + 1]])
+        end = max([index for index, each in enumerate(rows, 1) if each.run_id == row.id], default=0)
+        history = tuple([each.message for each in rows[:end]])
         return _Position(grant.prefix + self._new_session(grant, request), new=True, history=history)
 
     def _new_session(self, grant: Grant, request: Request) -> str:

@@ -251,9 +251,12 @@ class SqlReads(ABC):
     async def run(self, tenant: str, run_id: str) -> store.RunRow | None:
         return tables.RUNS.first(await self.fetch(bind(tenant, sql.RUN, run_id=run_id)))
 
-    async def runs(self, tenant: str, session: str, *, open_only: bool = False) -> list[store.RunRow]:
-        statement = sql.OPEN_RUNS_OF if open_only else sql.RUNS
-        return tables.RUNS.all(await self.fetch(bind(tenant, statement, session=session)))
+    async def runs(
+        self, tenant: str, session: str, *, open_only: bool = False, last: int | None = None
+    ) -> list[store.RunRow]:
+        statement = sql.LAST_OPEN_RUNS if open_only else sql.LAST_RUNS
+        query = bind(tenant, statement, session=session, limit=limit_or_max(last))
+        return tables.RUNS.all(await self.fetch(query))[::-1]
 
     async def failed_runs(self, tenant: str, session: str, first: int, last: int) -> list[store.RunRow]:
         named = {"session": session, "first": first, "last": last}

@@ -146,15 +146,16 @@ UPDATE runs SET stop = TRUE, ended_at = CASE WHEN status = 'queued' THEN :now EN
     status = CASE WHEN status = 'queued' THEN 'cancelled' ELSE status END
 WHERE tenant = :tenant AND id = :run_id AND {_OPEN} RETURNING {t.RUNS.columns}"""
 _OPEN_REQUEST = f"substr(request, 1, CASE WHEN {_OPEN} THEN length(request) ELSE 0 END)"
-RUNS = f"""
+LAST_RUNS = f"""
 SELECT {t.RUNS.select(request=_OPEN_REQUEST)} FROM runs WHERE tenant = :tenant AND session = :session
-ORDER BY place"""
+ORDER BY place DESC LIMIT :limit"""
 FAILED_RUNS = f"""
 SELECT {t.RUNS.select(request=_OPEN_REQUEST)} FROM runs WHERE tenant = :tenant AND status IN ('failed', 'cancelled')
 AND id IN (SELECT run_id FROM messages WHERE tenant = :tenant AND session = :session AND seq >= :first AND seq <= :last)
 ORDER BY place"""
-OPEN_RUNS_OF = f"""
-SELECT {t.RUNS.columns} FROM runs WHERE tenant = :tenant AND session = :session AND {_OPEN} ORDER BY place"""
+LAST_OPEN_RUNS = f"""
+SELECT {t.RUNS.columns} FROM runs WHERE tenant = :tenant AND session = :session AND {_OPEN}
+ORDER BY place DESC LIMIT :limit"""
 QUEUED_RUNS_OF = f"""
 SELECT {t.RUNS.columns} FROM runs WHERE tenant = :tenant AND session = :session AND status = 'queued' ORDER BY place"""
 OPEN_RUNS = f"SELECT {t.RUNS.columns} FROM runs WHERE {_OPEN} ORDER BY tenant, session, place"
