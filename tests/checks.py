@@ -264,14 +264,13 @@ async def measure_longest_block() -> AsyncGenerator[LongestBlock, None]:
     async def tick() -> None:
         while True:
             before = time.thread_time()
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.001)
             longest.seconds = max(longest.seconds, time.thread_time() - before)
 
     task = asyncio.create_task(tick())
     try:
         yield longest
-        await asyncio.sleep(0)  # until the last block is counted
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.01)  # until the last block is counted
     finally:
         task.cancel()
         with suppress(asyncio.CancelledError):

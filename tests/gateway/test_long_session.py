@@ -11,10 +11,10 @@ import pytest
 from gateway_client import connect_client, serve_gateway
 
 from atlas_agents import Agent, Atlas, Compaction, History, OpenAIProvider, register_model
-from atlas_agents.core.store import AcceptRun, ClaimRun, PutSession, RunRow, SetRun, StoredMessage
+from atlas_agents.core.store import AcceptRun, AddJournal, ClaimRun, PutSession, RunRow, SetRun, StoredMessage
 from atlas_agents.storage.sqlite import MemoryStore, SqliteStore
 from atlas_agents.testing import Environment, Scripted, VirtualClock, fails, in_memory_atlas, says
-from checks import wait_until
+from checks import cpu_factor, measure_longest_block, wait_until
 from model_server import ModelRequest, ModelServer, Reply, run_model_server
 
 WINDOW = 20_000
@@ -94,6 +94,22 @@ async def test_requests_do_not_read_a_whole_session(tmp_path: Path) -> None:
         "One.",
         "Two.",
     ]
+
+
+async def test_steps_of_a_long_run_are_converted_in_slices(tmp_path: Path) -> None:
+    payload = json.dumps({"id": "c", "name": "look", "arguments": {"text": ["a word"] * 2000}}).encode()
+    store = SqliteStore(tmp_path / "atlas.db")
+    await store.open()
+    atlas = in_memory_atlas(Scripted(), store=store)
+    async with serve_gateway(tmp_path, atlas) as gateway, connect_client(gateway) as client:
+        steps = [AddJournal("r", 1, "intent", f"c{number}", payload) for number in range(1500)]
+        await store.commit(gateway.hub.atlas.tenant, [PutSession("s"), AcceptRun("r", "s", "assistant")])
+        await store.commit(gateway.hub.atlas.tenant, [ClaimRun("r"), *steps])
+        async with measure_longest_block() as longest:
+            found = await client.get("runs.get", runId="r")
+    await store.close()
+    assert len(found["steps"]) == 1500 and found["steps"][-1]["name"] == "look"
+    assert longest.seconds < 0.02 * cpu_factor()
 
 
 async def test_latest_runs_are_found_in_the_sessions_that_changed_last(tmp_path: Path) -> None:

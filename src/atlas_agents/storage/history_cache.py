@@ -126,10 +126,6 @@ async def load_shared_secret(store: Store) -> bytes:
 
 async def _read_since(fetch: Fetch, tenant: str, session: str, seq: int) -> tuple[int | None, Rows]:
     """Return the creation time of a session and its messages from a number on; None if it does not exist."""
-    session_created_at: int | None = None
-    messages: list[StoredMessage] = []
-    for created_at, *columns in await fetch(bind(tenant, sql.HISTORY, session=session, since=seq)):
-        session_created_at = created_at
-        if any(column is not None for column in columns):  # a session without messages gives one row of NULLs
-            messages.append(tables.MESSAGES.decode(columns))
-    return session_created_at, tuple(messages)
+    found = await fetch(bind(tenant, sql.HISTORY, session=session, since=seq))
+    columns = [row[1:] for row in found if row[1] is not None]  # a session without messages gives one row of NULLs
+    return (found[-1][0] if found else None), tuple(await tables.MESSAGES.decode_all(columns))

@@ -18,6 +18,7 @@ from psycopg.adapt import Dumper
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import TupleRow
 
+from atlas_agents.core.aio import TimeSlices
 from atlas_agents.core.errors import StoreBusy, StoreError, StoreFull, StoreLost
 from atlas_agents.storage.migrations import POSTGRES, check_applied, log_step, pending_migrations, step_checksums
 from atlas_agents.storage.sql.statements import POSTGRES_CREATE_FUNCTION, POSTGRES_FUNCTION
@@ -51,6 +52,8 @@ _MAX_DIMENSIONS = 2000
 """Maximum number of dimensions of a pgvector index."""
 _INDEX_TIMEOUT = 600.0
 _FLOAT_ARRAY_OID = 1021
+_SLICE = 100
+"""Rows that are converted without a check of the time."""
 
 
 class Connection(psycopg.AsyncConnection[TupleRow]):
@@ -184,7 +187,13 @@ async def ensure_function(connection: Connection) -> None:
 async def execute(cursor: Cursor, query: Query, *, prepare: bool | None = None) -> list[Row]:
     """Execute a query and return its rows."""
     await cursor.execute(_translate_parameters(query.sql), query.values, prepare=prepare)
-    return [] if cursor.description is None else await cursor.fetchall()
+    if cursor.description is None:
+        return []
+    slices, found = TimeSlices(), list[Row]()
+    while rows := await cursor.fetchmany(_SLICE):
+        found += rows
+        await slices.pause()
+    return found
 
 
 async def send(connection: Connection, query: Query) -> Cursor:

@@ -135,7 +135,7 @@ class SqliteStore(SqlReads):
     async def orphaned_runs(self) -> list[RunRow]:
         """Return the open runs of earlier processes. From now on, no other process can resume them."""
         writer, _ = self._require_threads()
-        return tables.RUNS.all(await writer.thread.run("orphans"))
+        return await tables.RUNS.decode_all(await writer.thread.run("orphans"))
 
     async def search(self, query: Query) -> list[Row]:
         """Execute a search on a thread of its own, so that short reads do not wait for it; the first one starts it."""

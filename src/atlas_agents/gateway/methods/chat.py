@@ -9,6 +9,7 @@ import msgspec
 
 from atlas_agents.agents.history import PINNED
 from atlas_agents.agents.options import TurnOptions
+from atlas_agents.core.aio import TimeSlices
 from atlas_agents.core.approvals import Answer, Question
 from atlas_agents.core.budgets import Budget
 from atlas_agents.core.errors import BadArguments, BadTool, ConfigError, Conflict, NotFound
@@ -320,7 +321,11 @@ async def list_runs(caller: ClientConnection, params: wire.RunsList) -> wire.Run
 async def get_run(caller: ClientConnection, params: wire.OneRun) -> wire.RunDetails:
     row = await _require_run(caller, params.run_id)
     journal = await caller.hub.store.journal(caller.hub.atlas.tenant, row.id)
-    return wire.RunDetails(_run_shape(row, caller.grant.prefix), tuple(map(_step_shape, journal)))
+    steps, slices = list[wire.RunStep](), TimeSlices()
+    for each in journal:
+        steps.append(_step_shape(each))
+        await slices.pause()
+    return wire.RunDetails(_run_shape(row, caller.grant.prefix), tuple(steps))
 
 
 def _run_shape(row: RunRow, prefix: str) -> wire.RunShape:

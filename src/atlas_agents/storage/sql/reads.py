@@ -118,7 +118,7 @@ class SqlReads(ABC):
         if archived is not None:
             conditions.append("archived" if archived else "NOT archived")
         named = {"limit": max(limit, 0), "before": before, "before_key": before_key, **values}
-        return tables.SESSIONS.all(await self.fetch(bind(tenant, sql.list_sessions(*conditions), **named)))
+        return await tables.SESSIONS.decode_all(await self.fetch(bind(tenant, sql.list_sessions(*conditions), **named)))
 
     @abstractmethod
     async def match_sessions(
@@ -241,7 +241,7 @@ class SqlReads(ABC):
         found = await self.fetch(bind(tenant, statement, **values, limit=limit_or_max(most)))
         if limit is None and len(found) == most:  # a long one is read at once, so that no change comes in between
             found = await self.search(bind(tenant, statement, **values, limit=limit_or_max(None)))
-        rows = tables.MESSAGES.all(found)
+        rows = await tables.MESSAGES.decode_all(found)
         return rows[::-1] if last else rows
 
     async def message(self, tenant: str, session: str, id: str) -> store.StoredMessage | None:
@@ -256,30 +256,30 @@ class SqlReads(ABC):
     ) -> list[store.RunRow]:
         statement = sql.LAST_OPEN_RUNS if open_only else sql.LAST_RUNS
         query = bind(tenant, statement, session=session, limit=limit_or_max(last))
-        return tables.RUNS.all(await self.fetch(query))[::-1]
+        return (await tables.RUNS.decode_all(await self.fetch(query)))[::-1]
 
     async def failed_runs(self, tenant: str, session: str, first: int, last: int) -> list[store.RunRow]:
         named = {"session": session, "first": first, "last": last}
-        return tables.RUNS.all(await self.fetch(bind(tenant, sql.FAILED_RUNS, **named)))
+        return await tables.RUNS.decode_all(await self.fetch(bind(tenant, sql.FAILED_RUNS, **named)))
 
     async def queued_runs(self, tenant: str, session: str) -> list[store.RunRow]:
-        return tables.RUNS.all(await self.fetch(bind(tenant, sql.QUEUED_RUNS_OF, session=session)))
+        return await tables.RUNS.decode_all(await self.fetch(bind(tenant, sql.QUEUED_RUNS_OF, session=session)))
 
     async def open_runs(self) -> list[store.RunRow]:
-        return tables.RUNS.all(await self.fetch(Query(sql.OPEN_RUNS, {})))
+        return await tables.RUNS.decode_all(await self.fetch(Query(sql.OPEN_RUNS, {})))
 
     async def orphaned_runs(self) -> list[store.RunRow]:
         return await self.open_runs()
 
     async def journal(self, tenant: str, run_id: str) -> list[store.JournalRow]:
         query = bind(tenant, sql.JOURNAL, run_id=run_id, run_key=tables.run_key(run_id))
-        return tables.unpack_steps(tables.JOURNAL.all(await self.fetch(query)))
+        return tables.unpack_steps(await tables.JOURNAL.decode_all(await self.fetch(query)))
 
     async def audit(
         self, tenant: str, *, after: int = 0, limit: int | None = None, last: bool = False
     ) -> list[store.AuditRow]:
         query = bind(tenant, sql.LAST_AUDIT if last else sql.AUDIT, after=after, limit=limit_or_max(limit))
-        rows = tables.AUDIT.all(await self.fetch(query))
+        rows = await tables.AUDIT.decode_all(await self.fetch(query))
         return rows[::-1] if last else rows
 
     async def check_audit(self, tenant: str, after: int, limit: int, check: CheckRows) -> str | None:
@@ -311,7 +311,7 @@ class SqlReads(ABC):
                 rows = await self._read_blocks(tenant, blocks, end)
                 is_last = len(blocks) < _AUDIT_BLOCKS
                 next_end = min(blocks, default=0) * AUDIT_BLOCK + 1
-            for row in _with_needles(tables.AUDIT.all(rows), needles):
+            for row in _with_needles(await tables.AUDIT.decode_all(rows), needles):
                 if is_plain or matches_entry(read_entry(row.entry), where):
                     found.append(row)
                     if len(found) == limit:
@@ -378,23 +378,23 @@ class SqlReads(ABC):
         return tables.APPROVALS.first(await self.fetch(bind(tenant, sql.APPROVAL, id=id)))
 
     async def pending_approvals(self, tenant: str) -> list[store.ApprovalRow]:
-        return tables.APPROVALS.all(await self.fetch(bind(tenant, sql.PENDING_APPROVALS)))
+        return await tables.APPROVALS.decode_all(await self.fetch(bind(tenant, sql.PENDING_APPROVALS)))
 
     async def grants(self, tenant: str, binding: str) -> list[store.ApprovalRow]:
-        return tables.APPROVALS.all(await self.fetch(bind(tenant, sql.GRANTS, binding=binding)))
+        return await tables.APPROVALS.decode_all(await self.fetch(bind(tenant, sql.GRANTS, binding=binding)))
 
     async def events(
         self, tenant: str, run_id: str, *, after: int = 0, limit: int | None = None
     ) -> list[store.EventRow]:
         query = bind(tenant, sql.EVENTS, run_id=run_id, after=after, limit=limit_or_max(limit))
-        return tables.EVENTS.all(await self.fetch(query))
+        return await tables.EVENTS.decode_all(await self.fetch(query))
 
     async def call_count(self, tenant: str, agent_id: str, day: str) -> int:
         rows = await self.fetch(bind(tenant, sql.CALL_COUNT, agent_id=agent_id, day=day))
         return next((used for (used,) in rows), 0)
 
     async def usage(self, tenant: str, *, since: str = "", until: str = "9999") -> list[store.UsageRow]:
-        return tables.USAGE.all(await self.fetch(bind(tenant, sql.USAGE, since=since, until=until)))
+        return await tables.USAGE.decode_all(await self.fetch(bind(tenant, sql.USAGE, since=since, until=until)))
 
     async def sum_usage(
         self,
@@ -444,13 +444,15 @@ class SqlReads(ABC):
     ) -> list[store.Document]:
         statement = sql.DOCUMENTS if where.collection is None else sql.DOCUMENTS_OF
         query = bind(tenant, statement, **scope_values(where), after=after, limit=limit_or_max(limit))
-        return tables.DOCUMENTS.all(await self.fetch(query))
+        return await tables.DOCUMENTS.decode_all(await self.fetch(query))
 
     async def passages(self, tenant: str, ids: Sequence[int]) -> list[store.PassageRow]:
         if not ids:
             return []
         numbers = {f"id{n}": id for n, id in enumerate(ids)}
-        rows = tables.PASSAGES.all(await self.fetch(bind(tenant, sql.passages_by_id(len(numbers)), **numbers)))
+        rows = await tables.PASSAGES.decode_all(
+            await self.fetch(bind(tenant, sql.passages_by_id(len(numbers)), **numbers))
+        )
         found = {row.id: row for row in rows}
         return [found[id] for id in ids if id in found]
 
@@ -458,7 +460,7 @@ class SqlReads(ABC):
         self, tenant: str, kind: store.DocumentKind, document: str, *, after: int = -1, limit: int | None = None
     ) -> list[store.PassageRow]:
         query = bind(tenant, sql.PASSAGES_OF, kind=kind, id=document, after=after, limit=limit_or_max(limit))
-        return tables.PASSAGES.all(await self.fetch(query))
+        return await tables.PASSAGES.decode_all(await self.fetch(query))
 
     async def find_nearest(
         self, tenant: str, where: store.Where, model: str, vector: bytes, *, limit: int = 50
@@ -495,19 +497,21 @@ class SqlReads(ABC):
         named = {f"state{n}": state for n, state in enumerate(states)} | values
         before = _MAX_INTEGER if before is None else before
         query = bind(tenant, sql.list_jobs(len(states), *conditions), limit=max(limit, 0), before=before, **named)
-        return tables.JOBS.all(await self.fetch(query))
+        return await tables.JOBS.decode_all(await self.fetch(query))
 
     async def child_jobs(self, tenant: str, parent: str) -> list[store.JobRow]:
-        return tables.JOBS.all(await self.fetch(bind(tenant, sql.CHILD_JOBS, parent=parent)))
+        return await tables.JOBS.decode_all(await self.fetch(bind(tenant, sql.CHILD_JOBS, parent=parent)))
 
     async def pending_jobs(self, tenant: str, now: int, *, limit: int = 1000) -> list[store.JobRow]:
-        return tables.JOBS.all(await self.fetch(bind(tenant, sql.PENDING_JOBS, until=now, limit=max(limit, 0))))
+        return await tables.JOBS.decode_all(
+            await self.fetch(bind(tenant, sql.PENDING_JOBS, until=now, limit=max(limit, 0)))
+        )
 
     async def record(self, tenant: str, kind: store.RecordKind, key: str) -> store.StoredRecord | None:
         return tables.RECORDS.first(await self.fetch(bind(tenant, sql.RECORD, kind=kind, key=key)))
 
     async def records(self, tenant: str, kind: store.RecordKind) -> list[store.StoredRecord]:
-        return tables.RECORDS.all(await self.fetch(bind(tenant, sql.RECORDS, kind=kind)))
+        return await tables.RECORDS.decode_all(await self.fetch(bind(tenant, sql.RECORDS, kind=kind)))
 
     async def last_turns(self, tenant: str) -> list[tuple[str, str, int]]:
         await self._refresh_sessions(tenant, time.monotonic() + _MAX_WAIT)
@@ -518,7 +522,7 @@ class SqlReads(ABC):
         return int(count)
 
     async def budget_rows(self, tenant: str, key: str, period: str) -> list[store.BudgetRow]:
-        return tables.BUDGETS.all(await self.fetch(bind(tenant, sql.BUDGET_ROWS, key=key, period=period)))
+        return await tables.BUDGETS.decode_all(await self.fetch(bind(tenant, sql.BUDGET_ROWS, key=key, period=period)))
 
     async def storage_bytes(self, tenant: str) -> int:
         ((size,),) = await self.scan(bind(tenant, sql.STORAGE_BYTES))

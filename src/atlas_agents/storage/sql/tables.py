@@ -19,6 +19,7 @@ from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, cast, get_args,
 import msgspec
 
 from atlas_agents.core import store
+from atlas_agents.core.aio import TimeSlices
 from atlas_agents.core.errors import StoreError
 from atlas_agents.core.json import encode
 from atlas_agents.storage.hash_chain import ChainEnds, journal_row
@@ -78,6 +79,8 @@ _TWO_STEPS = b"\x02"
 """First byte of the payload of a row that contains two steps of a journal, followed by their packed content."""
 _compressor = zlib.compressobj(3, zlib.DEFLATED, _STORED_WINDOW, 5, zlib.Z_DEFAULT_STRATEGY, _STORED_TEXT)
 """A compressor that has read the dictionary, to be copied for each value."""
+_SLICE = 16
+"""Rows that are decoded without a check of the time. Each may have a compressed value."""
 _MIN_PACKED, _MAX_PACKED = 64, 16 * 1024
 """Range of the size in bytes of compressed values. Compressing a larger value would delay waiting commits."""
 
@@ -386,7 +389,16 @@ class Table(Generic[R]):
     def first(self, rows: Sequence[Row]) -> R | None:
         return self.decode(rows[0]) if rows else None
 
+    async def decode_all(self, rows: Sequence[Row]) -> list[R]:
+        """Decode rows in short slices, between which other tasks run."""
+        slices, found = TimeSlices(), list[R]()
+        for start in range(0, len(rows), _SLICE):
+            found += self.all(rows[start : start + _SLICE])
+            await slices.pause()
+        return found
+
     def all(self, rows: Sequence[Row]) -> list[R]:
+        """Decode a few rows."""
         struct, found = self._struct, list[R]()
         for row in rows:
             values = list(row)
