@@ -7,6 +7,10 @@ from typing import Any
 import aiohttp
 from gateway_client import connect_client, serve_gateway
 
+from atlas_agents.storage.sql.tables import Query, Row
+from atlas_agents.storage.sqlite import MemoryStore
+from atlas_agents.testing import Scripted, in_memory_atlas
+
 GUEST = "guest-0123456789abcdefghijklmnopqrstuvwxyz"
 
 
@@ -61,6 +65,29 @@ async def test_edits_of_users_and_plans_have_versions(tmp_path: Path) -> None:
         await owner.get("users.remove", name="mara")
         rows = [each["entry"] for each in (await owner.get("audit.list"))["entries"]]
         assert {row["entityType"] for row in rows} == {"user", "plan", "tenant"} and len(rows) == 7
+
+
+class CountingStore(MemoryStore):
+    queries = 0
+
+    async def fetch(self, query: Query) -> list[Row]:
+        self.queries += 1
+        return await super().fetch(query)
+
+
+async def test_list_of_users_takes_the_same_queries_however_many_there_are(tmp_path: Path) -> None:
+    store = CountingStore()
+    atlas = in_memory_atlas(Scripted(), store=store)
+    async with serve_gateway(tmp_path, atlas) as gateway, connect_client(gateway) as owner:
+        queries, users = list[int](), list[dict[str, Any]]()
+        for number in range(12):
+            await owner.get("users.put", name=f"user{number}", role="boss")
+            if number in (0, 11):
+                store.queries = 0
+                users = (await owner.get("users.list"))["users"]
+                queries.append(store.queries)
+        assert queries[0] == queries[1]
+        assert [each["changedBy"] for each in users if each["name"] != "owner"] == ["owner"] * 12
 
 
 async def test_guest_sees_only_itself(tmp_path: Path) -> None:

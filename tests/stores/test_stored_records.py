@@ -25,6 +25,8 @@ async def test_record_is_stored_changed_and_deleted(store: Store) -> None:
     assert second == StoredRecord("user", "ann", b"2", 2)
     await store.commit(TENANT, [PutRecord("user", "abe", b""), PutRecord("plan", "ann", b"")])
     assert [record.key for record in await store.records(TENANT, "user")] == ["abe", "ann"]
+    assert [record.key for record in await store.records(TENANT, "user", prefix="an")] == ["ann"]
+    assert await store.records(TENANT, "user", prefix="ann:") == []
     await store.commit(TENANT, [DropRecord("user", "ann")])
     assert await store.record(TENANT, "user", "ann") is None
     with pytest.raises(NotFound):

@@ -1128,8 +1128,8 @@ class Store(Protocol):
         """Return a record of a kind by its key."""
         ...
 
-    async def records(self, tenant: str, kind: RecordKind) -> list[StoredRecord]:
-        """Return all records of a kind, ordered by key."""
+    async def records(self, tenant: str, kind: RecordKind, *, prefix: str = "") -> list[StoredRecord]:
+        """Return the records of a kind whose keys start with `prefix`, ordered by key."""
         ...
 
     async def last_turns(self, tenant: str) -> list[tuple[str, str, int]]:

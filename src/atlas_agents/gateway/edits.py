@@ -8,7 +8,7 @@ import asyncio
 import difflib
 import socket
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, flock
 from pathlib import Path
@@ -23,7 +23,7 @@ from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import new_id
 from atlas_agents.core.paths import digest, lock_file, make_private_folder, write_file
-from atlas_agents.core.store import DropRecord, PutRecord, Store
+from atlas_agents.core.store import DropRecord, PutRecord, Store, StoredRecord
 from atlas_agents.core.trust import Trust, read_versions
 from atlas_agents.gateway.protocol.events import ResourceUpdated
 from atlas_agents.gateway.protocol.frames import ProtocolError
@@ -201,6 +201,13 @@ def _describe_edit(edit: _OpenEdit, outcome: str, error: str) -> str:
     return f"{edit.by} {outcome} {thing}"
 
 
+def _to_stamp(row: StoredRecord | None, version: str | None) -> EditStamp:
+    last = _last_edits.decode(row.body) if row is not None else None
+    if last is None or last.version != version:
+        return EditStamp(version=version)
+    return EditStamp(version=version, changed_by=last.by, changed_at=last.at)
+
+
 class Edits:
     """Checks and records edits. One instance per gateway; edits are made one at a time."""
 
@@ -233,10 +240,13 @@ class Edits:
     async def stamp(self, kind: str, id: str, version: str | None) -> EditStamp:
         """Return the version with its author and time; both are unknown if it was not written through a gateway."""
         row = await self._store.record(self._atlas.tenant, "edit", f"{kind}:{id}")
-        last = _last_edits.decode(row.body) if row is not None else None
-        if last is None or last.version != version:
-            return EditStamp(version=version)
-        return EditStamp(version=version, changed_by=last.by, changed_at=last.at)
+        return _to_stamp(row, version)
+
+    async def stamps(self, kind: str, versions: Mapping[str, str | None]) -> dict[str, EditStamp]:
+        """Return the `stamp` of each resource of a kind, by id, from one query."""
+        prefix = f"{kind}:"
+        rows = {row.key: row for row in await self._store.records(self._atlas.tenant, "edit", prefix=prefix)}
+        return {id: _to_stamp(rows.get(prefix + id), version) for id, version in versions.items()}
 
     async def check(self, resource: EditTarget, expected: str | msgspec.UnsetType | None) -> None:
         """Raise CONFLICT with the current value unless its version is the expected one; unset expects any version."""
@@ -301,8 +311,8 @@ class Edits:
         `has_row` says whether the row of an edit was written since a time. Does nothing while another process with the
         same home folder makes an edit.
         """
-        rows = await self._store.records(self._atlas.tenant, "edit")
-        left = [_open_edits.decode(row.body) for row in rows if row.key.startswith(_OPEN)]
+        rows = await self._store.records(self._atlas.tenant, "edit", prefix=_OPEN)
+        left = [_open_edits.decode(row.body) for row in rows]
         for edit in left if left and not self._is_editing() else ():
             if all_homes or edit.place == self._place:
                 if not await has_row(edit.key, edit.at):

@@ -42,7 +42,7 @@ from atlas_agents.gateway.methods.agents import require_agent, set_agent_model
 from atlas_agents.gateway.monitor import budget_shape
 from atlas_agents.gateway.protocol import admin as wire
 from atlas_agents.gateway.protocol.frames import ProtocolError
-from atlas_agents.gateway.protocol.types import Ack, ModelShape, NoParams, RemovalResult, Scope, ToolShape
+from atlas_agents.gateway.protocol.types import Ack, EditStamp, ModelShape, NoParams, RemovalResult, Scope, ToolShape
 from atlas_agents.gateway.telemetry import MAX_MESSAGE, escape
 from atlas_agents.providers.catalogue import parse_model_ref
 from atlas_agents.tools.tool import Tool
@@ -519,9 +519,10 @@ async def list_users(caller: ClientConnection, _: NoParams) -> wire.UsersResult:
     if grant.prefix:
         users = [each for each in users if each.name == grant.principal.id]
     invited = await run_in_thread(hub.authenticator.invitations.open) if grant.allows("admin") else {}
+    stamps = await hub.edits.stamps("user", {each.name: _user_version(each) for each in users})
     shapes: list[wire.UserShape] = []
     for each in users:
-        shape = replace(await _user_shape(hub, each), last_active=seen.get(each.name))
+        shape = replace(_stamped_shape(each, stamps[each.name]), last_active=seen.get(each.name))
         if (invitation := invited.get(each.name)) is not None:
             shape = replace(shape, invited_until=invitation.expires_at, invited_scopes=invitation.scopes)
         shapes.append(shape)
@@ -670,7 +671,10 @@ def _user_version(user: User | None) -> str | None:
 
 
 async def _user_shape(hub: Hub, user: User) -> wire.UserShape:
-    stamp = await hub.edits.stamp("user", user.name, _user_version(user))
+    return _stamped_shape(user, await hub.edits.stamp("user", user.name, _user_version(user)))
+
+
+def _stamped_shape(user: User, stamp: EditStamp) -> wire.UserShape:
     shape = wire.UserShape(user.name, user.role, user.status, version=stamp.version)
     return replace(shape, changed_by=stamp.changed_by, changed_at=stamp.changed_at)
 

@@ -510,8 +510,9 @@ class SqlReads(ABC):
     async def record(self, tenant: str, kind: store.RecordKind, key: str) -> store.StoredRecord | None:
         return tables.RECORDS.first(await self.fetch(bind(tenant, sql.RECORD, kind=kind, key=key)))
 
-    async def records(self, tenant: str, kind: store.RecordKind) -> list[store.StoredRecord]:
-        return await tables.RECORDS.decode_all(await self.fetch(bind(tenant, sql.RECORDS, kind=kind)))
+    async def records(self, tenant: str, kind: store.RecordKind, *, prefix: str = "") -> list[store.StoredRecord]:
+        statement, keys = (sql.RECORDS_WITH_PREFIX, key_range(prefix)) if prefix else (sql.RECORDS, {})
+        return await tables.RECORDS.decode_all(await self.fetch(bind(tenant, statement, kind=kind, **keys)))
 
     async def last_turns(self, tenant: str) -> list[tuple[str, str, int]]:
         await self._refresh_sessions(tenant, time.monotonic() + _MAX_WAIT)

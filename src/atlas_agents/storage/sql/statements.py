@@ -618,7 +618,9 @@ ORDER BY seq DESC LIMIT :limit"""
 # Records
 
 RECORD = f"SELECT {t.RECORDS.columns} FROM records WHERE tenant = :tenant AND kind = :kind AND key = :key"
-RECORDS = f"SELECT {t.RECORDS.columns} FROM records WHERE tenant = :tenant AND kind = :kind ORDER BY key"
+_RECORDS = f"SELECT {t.RECORDS.columns} FROM records WHERE tenant = :tenant AND kind = :kind"
+RECORDS = f"{_RECORDS} ORDER BY key"
+RECORDS_WITH_PREFIX = f"{_RECORDS} AND {WITH_PREFIX} ORDER BY key"
 PUT_RECORD = f"""
 {t.RECORDS.insert(version="1")}
 ON CONFLICT (tenant, kind, key) DO UPDATE SET body = :body, version = records.version + 1
