@@ -7,11 +7,12 @@ from contextlib import closing
 import psycopg
 import pytest
 from store_helpers import TENANT
+from test_derived import database
 
-from atlas_agents.core.store import AcceptRun, Document, Passage, PutDocument, PutSession, Store, Where
+from atlas_agents.core.store import AcceptRun, AddJob, Document, JobRow, Passage, PutDocument, PutSession, Store, Where
 from atlas_agents.storage.sql import statements as sql
 from atlas_agents.storage.sql.reads import limit_or_max
-from atlas_agents.storage.sql.tables import Query, bind
+from atlas_agents.storage.sql.tables import JOBS, Query, bind
 from atlas_agents.storage.sql.text_search import scope_values
 
 pytestmark = pytest.mark.durable
@@ -38,10 +39,13 @@ def explain(location: tuple[str, str], query: Query) -> str:
         return "\n".join([line for (line,) in rows])
 
 
-def assert_indexed(plan: str, index: str) -> None:
-    """Check that a statement reads only an index, and the rows that it returns."""
-    assert index in plan, plan
-    assert not re.search(r"Seq Scan|Rows Removed|\bSCAN\b|TEMP B-TREE|Sort Key", plan), plan
+def assert_indexed(plan: str, *indexes: str, sorts: bool = False) -> None:
+    """Check that a statement reads only rows that it finds through indexes; `sorts`: and sorts some of them."""
+    for index in indexes:
+        assert index in plan, plan
+    sorting = "" if sorts else "|TEMP B-TREE|Sort Key"
+    read = r"Seq Scan|Rows Removed|SCAN (jobs|documents|runs)|\(tenant=\?\)"
+    assert not re.search(read + sorting, plan), plan
 
 
 async def test_documents_of_a_collection_are_read_without_those_of_others(
@@ -64,3 +68,57 @@ async def test_last_runs_of_a_session_are_read_without_the_others(store: Store, 
     query = bind(TENANT, sql.LAST_RUNS, session="s7", limit=3)
     assert [run.id for run in await store.runs(TENANT, "s7", last=3)] == ["r947", "r967", "r987"]
     assert_indexed(explain(location, query), "session")
+
+
+async def add_jobs(store: Store, location: tuple[str, str]) -> None:
+    """Add 3,000 jobs: a few that need work, some of a user, many that are due later, and many that have ended."""
+    sessions = [f"@ann/jobs/{n}" if n % 3 == 0 else f"jobs/{n}" for n in range(3000)]
+    jobs = [JobRow(f"j{n}", "request", "a", "write", each, priority=n % 4) for n, each in enumerate(sessions)]
+    await store.commit(TENANT, [AddJob(each) for each in jobs])
+    with database(*location) as execute:
+        execute(f"UPDATE jobs SET {JOBS.column('notified')} = seq % 100 <> 5")
+        execute("UPDATE jobs SET due_at = CASE WHEN seq % 100 = 7 THEN 0 ELSE 10000 END + seq")
+        execute("UPDATE jobs SET deadline = seq WHERE seq % 100 = 8")
+        execute("UPDATE jobs SET state = 'done' WHERE seq % 2 = 1 AND seq % 100 <> 7")
+        execute("UPDATE jobs SET state = 'dead' WHERE seq % 100 = 11")
+        execute("UPDATE jobs SET state = 'running' WHERE seq % 500 = 9")
+
+
+async def test_pending_jobs_are_read_without_those_that_are_due_later_or_have_ended(
+    store: Store, location: tuple[str, str]
+) -> None:
+    await add_jobs(store, location)
+    found = await store.pending_jobs(TENANT, 5000)
+    every = await store.jobs(TENANT, limit=9999)
+    expected = [
+        each
+        for each in every
+        if each.state == "running"
+        or (each.state == "queued" and (each.due_at <= 5000 or (each.deadline or 9999) <= 5000))
+        or (each.state in ("done", "dead") and not each.notified)
+    ]
+    expected.sort(key=lambda each: (-each.priority, each.due_at, each.seq))
+    assert found == expected and len(found) == 96
+    assert await store.pending_jobs(TENANT, 5000, limit=7) == expected[:7]
+    query = bind(TENANT, sql.PENDING_JOBS, until=5000, limit=1000)
+    indexes = ("jobs_in_state", "jobs_due", "jobs_expiring", "jobs_unreported")
+    assert_indexed(explain(location, query), *indexes, sorts=True)
+
+
+@pytest.mark.parametrize("prefix", ["", "@ann/"])
+async def test_jobs_in_some_states_are_read_without_the_others(
+    store: Store, location: tuple[str, str], prefix: str
+) -> None:
+    await add_jobs(store, location)
+    every = [each for each in await store.jobs(TENANT, limit=9999) if each.session.startswith(prefix)]
+    conditions, owner = ((sql.OF_OWNER,), {"owner": prefix}) if prefix else ((), {})
+    for states in (("dead",), ("dead", "running"), ("dead", "dead")):
+        found = await store.jobs(TENANT, states=states, limit=5, before=2500, prefix=prefix)
+        assert found == [each for each in every if each.state in states and each.seq < 2500][:5]
+        named = {f"state{n}": state for n, state in enumerate(states)}
+        query = bind(TENANT, sql.list_jobs(len(states), *conditions), limit=5, before=2500, **owner, **named)
+        index = "jobs_of_owner_in_state" if prefix else "jobs_in_state"
+        assert_indexed(explain(location, query), index, sorts=len(states) > 1)
+    query = bind(TENANT, sql.list_jobs(0, *conditions), limit=5, before=2500, **owner)
+    assert_indexed(explain(location, query), "jobs_of_owner" if prefix else "jobs")
+    assert await store.jobs(TENANT, limit=5, before=2500, prefix=prefix) == [e for e in every if e.seq < 2500][:5]

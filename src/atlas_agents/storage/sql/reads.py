@@ -494,9 +494,10 @@ class SqlReads(ABC):
         prefix: str = "",
     ) -> list[store.JobRow]:
         conditions, values = _prefix_condition(prefix, "session")
-        named = {f"state{n}": state for n, state in enumerate(states)} | values
+        distinct = dict.fromkeys(states)
+        named = {f"state{n}": state for n, state in enumerate(distinct)} | values
         before = _MAX_INTEGER if before is None else before
-        query = bind(tenant, sql.list_jobs(len(states), *conditions), limit=max(limit, 0), before=before, **named)
+        query = bind(tenant, sql.list_jobs(len(distinct), *conditions), limit=max(limit, 0), before=before, **named)
         return await tables.JOBS.decode_all(await self.fetch(query))
 
     async def child_jobs(self, tenant: str, parent: str) -> list[store.JobRow]:

@@ -5,11 +5,12 @@ Column lists come from `tables`. Every statement filters by `:tenant`, except `O
 
 import re
 from base64 import b64encode
+from collections.abc import Sequence
 from functools import cache
 from hashlib import sha256
 from typing import NamedTuple
 
-from atlas_agents.core.store import AcceptRun, Passage, PutSession, Session
+from atlas_agents.core.store import PRIORITIES, AcceptRun, Passage, PutSession, Session
 from atlas_agents.storage import hash_chain
 from atlas_agents.storage.sql import tables as t
 
@@ -598,21 +599,41 @@ UPDATE jobs SET told = TRUE WHERE tenant = :tenant AND id = :id AND attempts = :
 RETURNING id"""
 CHILD_JOBS = f"""
 SELECT {t.JOBS.columns} FROM jobs WHERE tenant = :tenant AND parent = :parent AND parent <> '' ORDER BY seq"""
-PENDING_JOBS = f"""
-SELECT {t.JOBS.columns} FROM jobs WHERE tenant = :tenant AND {_OPEN_JOB}
-    AND (state = 'running' OR due_at <= :until OR deadline <= :until)
-UNION ALL SELECT {t.JOBS.columns} FROM jobs WHERE tenant = :tenant AND NOT told AND NOT {_OPEN_JOB}
-ORDER BY priority DESC, due_at, seq LIMIT :limit"""
+
+
+def _first_jobs(conditions: Sequence[str], order: str, others: Sequence[str] = ()) -> str:
+    """Return the first jobs that fulfil one of several conditions.
+
+    Each condition finds its first ones in the order of an index; those of `others` are all read, and should be few.
+    """
+    one = f"SELECT {t.JOBS.columns} FROM jobs WHERE tenant = :tenant AND "
+    first = f" ORDER BY {order} LIMIT :limit"
+    if len(conditions) == 1 and not others:
+        return f"{one}{conditions[0]}{first}"
+    found = [f"SELECT * FROM ({one}{condition}{first}) w{n}" for n, condition in enumerate(conditions)]
+    return " UNION ALL ".join([*found, *[one + condition for condition in others]]) + first
+
+
+_DUE = "state = 'queued' AND due_at <= :until"
+PENDING_JOBS = _first_jobs(
+    [f"{_DUE} AND priority = {number}" for number in range(len(PRIORITIES))],
+    "priority DESC, due_at, seq",
+    (
+        "state = 'running'",
+        f"{_DUE} AND priority < 0",
+        f"{_DUE} AND priority >= {len(PRIORITIES)}",
+        "state = 'queued' AND due_at > :until AND deadline <= :until",
+        "told = FALSE AND state NOT IN ('queued', 'running')",
+    ),
+)
 
 
 @cache
 def list_jobs(states: int, *conditions: str) -> str:
     """Return jobs that fulfil the conditions, in any state or in several, with the parameters `:state0` and so on."""
-    names = ", ".join(f":state{n}" for n in range(states))
-    wanted = " AND ".join(("seq < :before", *conditions, *([f"state IN ({names})"] if states else [])))
-    return f"""
-SELECT {t.JOBS.columns} FROM jobs WHERE tenant = :tenant AND {wanted}
-ORDER BY seq DESC LIMIT :limit"""
+    wanted = " AND ".join(("seq < :before", *conditions))
+    of_states = [f"{wanted} AND state = :state{n}" for n in range(states)]
+    return _first_jobs(of_states or (wanted,), "seq DESC")
 
 
 # Records
