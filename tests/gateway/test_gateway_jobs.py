@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,15 +10,17 @@ from gateway_client import Client, connect_client, serve_gateway
 
 from atlas_agents import Agent, Approvals, Atlas, Delegation, ProviderError, tool
 from atlas_agents.builtin_tools.team import delegate_task
-from atlas_agents.storage.sqlite import MemoryStore
+from atlas_agents.core.json import encode
+from atlas_agents.core.store import PutRecord, Schedule
+from atlas_agents.storage.sqlite import MemoryStore, SqliteStore
 from atlas_agents.testing import Environment, Registry, Reply, Scripted, calls, fails, says
-from checks import wait_until
+from checks import cpu_factor, measure_longest_block, wait_until
 
 HAND = calls("delegate_task", target_agent="writer", task_description="a poem", priority="high")
 STRONG = "-0123456789abcdefghijklmnopqrstuvwxyz"
 
 
-def team(lead: list[Reply], writer: list[Reply], *tools: Any, store: MemoryStore | None = None) -> Atlas:
+def team(lead: list[Reply], writer: list[Reply], *tools: Any, store: MemoryStore | SqliteStore | None = None) -> Atlas:
     agents = [
         Agent("lead", model=Scripted(*lead), tools=[delegate_task]),
         Agent("writer", model=Scripted(*writer), tools=tools),
@@ -151,6 +154,23 @@ async def test_other_users_job_looks_like_a_missing_one(tmp_path: Path) -> None:
         await ann.get("approvals.resolve", approvalId=questions[0]["approvalId"], decision="allow-once")
         assert (await job_of(ann, "done"))["result"] == "Paid."
         assert [frame for frame in bob.frames if frame.get("event") == "job.updated"] == []
+
+
+async def test_many_schedules_do_not_block_other_requests(tmp_path: Path) -> None:
+    """Neither their list nor the check for those that are due."""
+    store = SqliteStore(tmp_path / "atlas.db")
+    await store.open()
+    async with serve_gateway(tmp_path, team([], [], store=store)) as gateway, connect_client(gateway) as client:
+        jobs, now = gateway.hub.atlas.jobs, int(time.time() * 1000)
+        schedules = [Schedule(f"s{n}", "0 0 29 2 *", "lead", "x", "Europe/Berlin", last=now) for n in range(800)]
+        writes = [PutRecord("schedule", each.name, encode(each)) for each in schedules]
+        await store.commit(gateway.hub.atlas.tenant, writes)
+        async with measure_longest_block() as longest:
+            found = (await client.get("schedules.list"))["schedules"]
+            await jobs.schedules.add_due_jobs()
+    await store.close()
+    assert len(found) == 800 and all(each["nextAt"] > now for each in found)
+    assert longest.seconds < 0.02 * cpu_factor()
 
 
 async def test_schedule_is_stored_run_and_removed_by_its_owner(tmp_path: Path) -> None:

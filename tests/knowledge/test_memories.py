@@ -1,6 +1,7 @@
 """Memories belong to one agent and one user: only they find them, and deleted ones are gone."""
 
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -9,11 +10,23 @@ from library_helpers import EMBEDDER, T, write
 
 from atlas_agents import Agent, Atlas
 from atlas_agents.core.errors import ConfigError, NotFound
-from atlas_agents.core.store import Store
+from atlas_agents.core.json import encode
+from atlas_agents.core.store import AddAudit, Document, Passage, PutDocument, Store
 from atlas_agents.knowledge.knowledge_base import KnowledgeBase
-from atlas_agents.knowledge.memories import BEGIN, END, HistoryItem, Memories, MemoryOrigin, MemoryOwner, Recall
+from atlas_agents.knowledge.memories import (
+    BEGIN,
+    END,
+    HistoryItem,
+    Memories,
+    Memory,
+    MemoryOrigin,
+    MemoryOwner,
+    Recall,
+)
 from atlas_agents.storage.sqlite import MemoryStore, SqliteStore
 from atlas_agents.testing import Scripted, calls, says
+from atlas_agents.tools.audit import AuditEntry
+from checks import cpu_factor, measure_longest_block
 
 ANN, BOB = MemoryOwner(T, "tina", "ann"), MemoryOwner(T, "tina", "bob")
 OTHERS = [
@@ -213,3 +226,23 @@ async def test_turn_continues_when_recall_fails(
     async with atlas:
         assert (await atlas.ask("Hello", session="s", user="ann")).text == "Hi."
     assert len(model.requests[0].messages) == 1
+
+
+async def test_long_history_and_many_memories_do_not_block_other_tasks(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "atlas.db")
+    await store.open()
+    knowledge_base = KnowledgeBase(store)
+    meta = {"user": "ann", "arguments": {"text": "a walrus and more " * 40}, "result": "a text"}
+    entry = AuditEntry(T, "tina", "look", "info", "called", success=True, meta=meta, timestamp=1)
+    await store.commit(T, [AddAudit(msgspec.json.encode(entry))] * 2000)
+    for first in range(0, 8000, 500):
+        memories = [Memory(f"m{n}", f"Fact {n}", agent_id="tina", user="ann") for n in range(first, first + 500)]
+        documents = [Document("memory", each.id, ANN.collection, about=encode(each)) for each in memories]
+        await store.commit(T, [PutDocument(each, (Passage("", "a fact"),)) for each in documents])
+    async with measure_longest_block() as longest:
+        found = await knowledge_base.recall.search(ANN, "what of the walrus", ["audit"])
+        every = await knowledge_base.memories.all(ANN)
+    await knowledge_base.close()
+    await store.close()
+    assert len(found) == 10 and len(every) == 8000
+    assert longest.seconds < 0.02 * cpu_factor()

@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo
 import msgspec
 
 from atlas_agents.core import store as records
-from atlas_agents.core.aio import Clock
+from atlas_agents.core.aio import Clock, TimeSlices
 from atlas_agents.core.errors import ConfigError, Conflict, NotFound
 from atlas_agents.core.json import decode_readable, encode
 from atlas_agents.core.messages import new_id
@@ -81,10 +81,12 @@ class Schedules:
 
     async def add_due_jobs(self) -> None:
         """Add a job for each schedule that is due, and mark the due time as handled in the same transaction."""
+        slices = TimeSlices()
         for record in await self._store.records(self._tenant(), "schedule"):
             for schedule in decode_readable(_schedules, [(f"schedule {record.key}", record.body)]):
                 if not schedule.paused:
                     await self._handle(record, schedule)
+            await slices.pause()
 
     async def _handle(self, record: records.StoredRecord, schedule: records.Schedule) -> None:
         now = self._now()

@@ -11,6 +11,7 @@ from typing import Literal, Protocol, TypeAlias, get_args
 import msgspec
 
 from atlas_agents.agents.hooks import Interceptor
+from atlas_agents.core.aio import TimeSlices
 from atlas_agents.core.errors import AtlasError, ConfigError, NotFound
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import UNTRUSTED, Message, user
@@ -150,8 +151,11 @@ class Memories:
 
     async def all(self, owner: MemoryOwner) -> list[Memory]:
         """Return all memories, newest first."""
-        found = await self._store.documents(owner.tenant, Where("memory", owner.collection))
-        return sorted(map(_decode_memory, found), key=lambda memory: -memory.created_at)
+        found, slices = list[Memory](), TimeSlices()
+        for document in await self._store.documents(owner.tenant, Where("memory", owner.collection)):
+            found.append(_decode_memory(document))
+            await slices.pause()
+        return sorted(found, key=lambda memory: -memory.created_at)
 
 
 def _decode_memory(document: Document) -> Memory:
@@ -198,8 +202,9 @@ class CallHistory:
         self._store = store
 
     async def items(self, owner: MemoryOwner) -> Sequence[HistoryItem]:
-        found: list[HistoryItem] = []
+        found, slices = list[HistoryItem](), TimeSlices()
         for row in await self._store.audit(owner.tenant, limit=_MAX_AUDIT_ROWS, last=True):
+            await slices.pause()
             entry = _entry_decoder.decode(row.entry)
             if (entry.actor_external_id, str(entry.meta.get("user", ""))) != (owner.agent_id, owner.user):
                 continue
@@ -268,10 +273,11 @@ async def rank_items(
 ) -> list[tuple[HistoryItem, float]]:
     """Rank items that share words with the question by word overlap and semantic similarity."""
     query_words = {word.casefold() for word in plain_words(significant_words(query))}
-    hits = [
-        Hit(index, len(query_words & {word.casefold() for word in plain_words([item.text])}) / max(len(query_words), 1))
-        for index, item in enumerate(items)
-    ]
+    hits, slices = list[Hit](), TimeSlices()
+    for index, item in enumerate(items):
+        shared = query_words & {word.casefold() for word in plain_words([item.text])}
+        hits.append(Hit(index, len(shared) / max(len(query_words), 1)))
+        await slices.pause()
     best = sorted((hit for hit in hits if hit.score > 0), key=lambda hit: (-hit.score, -items[hit.passage].at))
     chosen = best[:_MAX_COMPARED]
     cosines = await _cosines([items[hit.passage].text for hit in chosen], query, embedder)
