@@ -1,7 +1,7 @@
 """Queries on a large database: CPU and wall time of every list, search, sum and filter of the gateway.
 
 python bench/large.py                      a fifth of the full size, on SQLite
-python bench/large.py --scale 1            100,000 sessions, 200,000 messages, 1,000,000 audit rows
+python bench/large.py --scale 1            100,000 sessions, 200,000 messages, 1,000,000 audit rows, 10,000 documents
 python bench/large.py --postgres           the same on a Postgres server started for this
 python bench/large.py --database PLACE     keep the database in a folder, or use one that is there or at a URL
 python bench/large.py --upgrade FOLDER     upgrade a database of the checkout in FOLDER, with a kill -9 in between
@@ -37,10 +37,16 @@ from websockets.asyncio.client import ClientConnection, connect
 
 from atlas_agents import Agent, Atlas, Capabilities, Chunk, DoneChunk, Request, TextChunk, Usage
 from atlas_agents.core.aio import BackgroundTasks, utc_day
-from atlas_agents.core.store import JobRow, audit_hash
+from atlas_agents.core.json import encode
+from atlas_agents.core.store import Document, JobRow, Schedule, audit_hash
+from atlas_agents.core.tenancy import User
 from atlas_agents.gateway.auth import TokenEntry, TokenFile
+from atlas_agents.gateway.hub import GatewayServices
 from atlas_agents.gateway.server import Gateway, configure_collector, run
 from atlas_agents.gateway.settings import GatewaySettings
+from atlas_agents.knowledge.knowledge_base import KnowledgeBase
+from atlas_agents.knowledge.library import DocumentDetails, document_id
+from atlas_agents.knowledge.memories import Memory, MemoryOwner
 from atlas_agents.storage.hash_chain import AuditSigner
 from atlas_agents.storage.postgres import PostgresStore
 from atlas_agents.storage.sql import tables
@@ -50,6 +56,7 @@ sys.path.append(str(Path(__file__).parent.parent / "tests"))
 from stores.postgres_server import PostgresServer
 
 SESSIONS, MESSAGES, AUDIT, JOBS, USERS, DAYS = 100_000, 200_000, 1_000_000, 20_000, 200, 365
+DOCUMENTS, MEMORIES, SCHEDULES = 10_000, 20_000, 500
 AGENTS = tuple(f"agent{n}" for n in range(8))
 MODELS = ("openai/gpt-5.6", "anthropic/claude-opus-5", "ollama/qwen3")
 TOOLS = tuple(f"tool{n}" for n in range(40))
@@ -152,10 +159,36 @@ def job_rows(scale: float) -> Iterator[tuple[Any, ...]]:
     for seq in range(1, int(JOBS * scale) + 1):
         n, at = seq * 5 % sessions, NOW - seq
         names = (f"job{seq}", "request", AGENTS[n % 8], "a task", session_key(n))
-        times = {"due_at": at, "created_at": at, "ended_at": at, "seq": seq}
-        state = "dead" if seq % 500 == 0 else "done"
+        state = "dead" if seq % 500 == 0 else "queued" if seq % 4 == 1 else "done"
+        times = {"due_at": 2 * NOW if state == "queued" else at, "created_at": at, "ended_at": at, "seq": seq}
         job = JobRow(*names, state, user=f"user{n % USERS}", result="ok", notified=True, **times)
         yield ("default", *tables.JOBS.values(job).values())
+
+
+def document_rows(scale: float) -> Iterator[tuple[Any, ...]]:
+    """Documents in 100 categories, and memories of each agent for each user."""
+    for n in range(int(DOCUMENTS * scale)):
+        about = encode(DocumentDetails(f"docs/{n}.md", "/srv/docs", "owner", 10_000))
+        ids = document_id(f"/srv/docs/{n}.md"), f"category{n % 100}", f"/srv/docs/{n}.md"
+        row = Document("knowledge", *ids, f"Document {n}", "hash", "", about, 7, session_time(n, DOCUMENTS))
+        yield ("default", *tables.DOCUMENTS.values(row).values())
+    for n in range(int(MEMORIES * scale)):
+        owner = MemoryOwner("default", AGENTS[n % 8], "owner" if n % 16 == 3 else f"user{n // 8 % USERS}")
+        about = encode(Memory(f"m{n}", words(20), agent_id=owner.agent_id, user=owner.user))
+        row = Document("memory", f"m{n}", owner.collection, hash="hash", about=about, created_at=NOW - n)
+        yield ("default", *tables.DOCUMENTS.values(row).values())
+
+
+def record_rows(scale: float) -> Iterator[tuple[Any, ...]]:
+    """Users with their last edits, edits of other things, and schedules."""
+    for n in range(USERS):
+        yield ("default", "user", f"user{n}", encode(User(f"user{n}", "member", "active", NOW - n)), 1)
+        yield ("default", "edit", f"user:user{n}", encode({"version": "1", "by": "owner", "at": NOW - n}), 1)
+    for n in range(int(DOCUMENTS * scale)):
+        yield ("default", "edit", f"knowledge:docs/{n}.md", encode({"version": "1", "by": "owner", "at": NOW - n}), 1)
+    for n in range(int(SCHEDULES * scale)):
+        schedule = Schedule(f"schedule{n}", "0 9 1 * *", AGENTS[n % 8], "a task", "Europe/Berlin", last=2 * NOW)
+        yield ("default", "schedule", schedule.name, encode(schedule), 1)
 
 
 TABLES = {
@@ -175,6 +208,8 @@ TABLES = {
     ),
     "audit": ("tenant, seq, entry, previous, hash", audit_rows),
     "jobs": (f"tenant, {tables.JOBS.columns}", job_rows),
+    "documents": (f"tenant, {tables.DOCUMENTS.columns}", document_rows),
+    "records": ("tenant, kind, key, body, version", record_rows),
 }
 
 
@@ -237,7 +272,8 @@ async def serve(where: str, home: Path) -> None:
         print(json.dumps([gateway.port, took * 1000, used * 1000]), flush=True)
         tasks.spawn(report_refreshed())
 
-    await Gateway(atlas, GatewaySettings(home=home, port=0)).serve(ready)
+    services = GatewayServices(KnowledgeBase(store))
+    await Gateway(atlas, GatewaySettings(home=home, port=0), services=services).serve(ready)
     await tasks.close()
     await store.close()
 
@@ -350,7 +386,10 @@ QUERIES: list[tuple[str, str, dict[str, Any]]] = [
     ("audit: a day last year", "audit.list", {"from": NOW - 300 * 86_400_000, "to": NOW - 299 * 86_400_000}),
     ("jobs: latest 100", "jobs.list", {}),
     ("jobs: dead", "jobs.list", {"states": ["dead"]}),
+    ("jobs: queued", "jobs.list", {"states": ["queued"]}),
+    ("jobs: dead or cancelled", "jobs.list", {"states": ["dead", "cancelled"]}),
     ("jobs: of one user", "user3 jobs.list", {}),
+    ("jobs: of one user, dead", "user3 jobs.list", {"states": ["dead"]}),
     ("job", "jobs.get", {"jobId": "job5"}),
     ("approvals", "approvals.list", {}),
     ("users", "users.list", {}),
@@ -359,6 +398,9 @@ QUERIES: list[tuple[str, str, dict[str, Any]]] = [
     ("schedules", "schedules.list", {}),
     ("tenants", "tenants.list", {}),
     ("devices", "devices.list", {}),
+    ("documents", "knowledge.list", {}),
+    ("documents of a category", "knowledge.list", {"category": "category7"}),
+    ("memories", "memories.list", {"agentId": "agent3"}),
 ]
 
 

@@ -43,7 +43,7 @@ class Uploads:
 
     def keeps(self, source: str) -> bool:
         """Return whether the source of a document is a kept upload."""
-        return Path(source).is_relative_to(self._kept)
+        return source.startswith(f"{self._kept}{os.sep}")
 
     def create(self, name: str) -> tuple[str, IO[bytes]]:
         """Create a pending upload and return its id and a file to write to."""
