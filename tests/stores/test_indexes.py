@@ -10,10 +10,13 @@ from store_helpers import TENANT
 from test_derived import database
 
 from atlas_agents.core.store import AcceptRun, AddJob, Document, JobRow, Passage, PutDocument, PutSession, Store, Where
+from atlas_agents.storage import migrations
+from atlas_agents.storage.postgres import PostgresStore
 from atlas_agents.storage.sql import statements as sql
 from atlas_agents.storage.sql.reads import limit_or_max
 from atlas_agents.storage.sql.tables import JOBS, Query, bind
 from atlas_agents.storage.sql.text_search import scope_values
+from atlas_agents.storage.sqlite import SqliteStore
 
 pytestmark = pytest.mark.durable
 _PARAMETER = re.compile(r":(\w+)")
@@ -122,3 +125,30 @@ async def test_jobs_in_some_states_are_read_without_the_others(
     query = bind(TENANT, sql.list_jobs(0, *conditions), limit=5, before=2500, **owner)
     assert_indexed(explain(location, query), "jobs_of_owner" if prefix else "jobs")
     assert await store.jobs(TENANT, limit=5, before=2500, prefix=prefix) == [e for e in every if e.seq < 2500][:5]
+
+
+@pytest.mark.parametrize("version", [21, 22])
+async def test_older_database_gets_the_indexes(
+    location: tuple[str, str], monkeypatch: pytest.MonkeyPatch, version: int
+) -> None:
+    where, schema = location
+    place = where, schema and "older"
+
+    def new_store() -> PostgresStore | SqliteStore:
+        return PostgresStore(where, schema="older") if schema else SqliteStore(where)
+
+    with monkeypatch.context() as older:
+        older.setattr(migrations, "STEPS", migrations.STEPS[:version])
+        older.setattr(migrations, "VERSION", version)
+        store = new_store()
+        await store.open()
+        await add_jobs(store, place)
+        before = await store.pending_jobs(TENANT, 5000), await store.jobs(TENANT, states=("dead", "done"))
+        await store.close()
+    store = new_store()
+    await store.open()
+    after = await store.pending_jobs(TENANT, 5000), await store.jobs(TENANT, states=("dead", "done"))
+    await store.close()
+    assert after == before and len(after[0]) == 96
+    query = bind(TENANT, sql.list_jobs(1), limit=5, before=2500, state0="dead")
+    assert_indexed(explain(place, query), "jobs_in_state")
