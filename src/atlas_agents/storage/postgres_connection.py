@@ -189,6 +189,8 @@ async def execute(cursor: Cursor, query: Query, *, prepare: bool | None = None) 
     await cursor.execute(_translate_parameters(query.sql), query.values, prepare=prepare)
     if cursor.description is None:
         return []
+    if cursor.rowcount <= _SLICE:
+        return await cursor.fetchall()
     slices, found = TimeSlices(), list[Row]()
     while rows := await cursor.fetchmany(_SLICE):
         found += rows
