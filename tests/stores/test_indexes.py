@@ -10,7 +10,7 @@ from store_helpers import TENANT
 from test_derived import database
 
 from atlas_agents.core.store import AcceptRun, AddJob, Document, JobRow, Passage, PutDocument, PutSession, Store, Where
-from atlas_agents.storage import migrations
+from atlas_agents.storage import migrations, sqlite_files
 from atlas_agents.storage.postgres import PostgresStore
 from atlas_agents.storage.sql import statements as sql
 from atlas_agents.storage.sql.reads import limit_or_max
@@ -140,6 +140,7 @@ async def test_older_database_gets_the_indexes(
     with monkeypatch.context() as older:
         older.setattr(migrations, "STEPS", migrations.STEPS[:version])
         older.setattr(migrations, "VERSION", version)
+        older.setattr(sqlite_files, "_empty_file", sqlite_files._empty_file.__wrapped__)  # not the copy that is kept
         store = new_store()
         await store.open()
         await add_jobs(store, place)
