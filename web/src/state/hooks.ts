@@ -74,6 +74,54 @@ export function useQuery<M extends keyof Methods>(
   return { ...state, reload };
 }
 
+type ListMethod = {
+  [M in keyof Methods]: Methods[M] extends {
+    params: { cursor?: string | null };
+    result: { nextCursor?: string | null };
+  }
+    ? M
+    : never;
+}[keyof Methods];
+
+export interface PagedQuery<T> extends Omit<Query<T>, "data"> {
+  /** Those requested so far; none before the first one arrived. */
+  pages: readonly T[];
+  hasMore: boolean;
+  loadMore: () => void;
+}
+
+interface LaterPages<T> {
+  first?: T;
+  pages: readonly T[];
+  loading: boolean;
+  error?: string;
+}
+
+/** Like `useQuery`, for a list in pages. A new first page, as after `reload`, drops the later ones. */
+export function usePages<M extends ListMethod>(
+  method: M,
+  params: Methods[M]["params"],
+): PagedQuery<Methods[M]["result"]> {
+  type Page = Methods[M]["result"];
+  const client = useClient();
+  const { data: first, loading, error, reload } = useQuery(method, params);
+  const [stored, setStored] = useState<LaterPages<Page>>({ pages: [], loading: false });
+  const later = stored.first === first ? stored : { first, pages: [], loading: false };
+  const pages = first === undefined ? [] : [first, ...later.pages];
+  const cursor = pages.at(-1)?.nextCursor ?? undefined;
+  const loadMore = () => {
+    if (cursor === undefined || loading || later.loading) return;
+    const finish = (next: LaterPages<Page>) =>
+      setStored((previous) => (previous.first === first ? { ...next, first } : previous));
+    setStored({ first, pages: later.pages, loading: true });
+    client.request(method, { ...params, cursor }).then(
+      (page) => finish({ pages: [...later.pages, page], loading: false }),
+      (failure: Error) => finish({ pages: later.pages, loading: false, error: failure.message }),
+    );
+  };
+  return { pages, hasMore: cursor !== undefined, loadMore, loading, error: error ?? later.error, reload };
+}
+
 /** Return whether the token has a scope. */
 export function useScope(scope: Scope): boolean {
   const { principal } = useAppState();

@@ -15,11 +15,11 @@ import {
   summarizeArguments,
   toSentence,
 } from "../state/format";
-import { useAppState, useClient, useQuery } from "../state/hooks";
+import { useAppState, useClient, usePages } from "../state/hooks";
 import { describeRule } from "../state/rules";
 import { toSafeLine } from "../state/unicode-safety";
 import type { AuditShape } from "../wire";
-import { ACTIVITY_TABS, EmptyState, View } from "./view";
+import { ACTIVITY_TABS, EmptyState, ShowMore, View } from "./view";
 
 type Level = "info" | "warn" | "error";
 
@@ -175,11 +175,7 @@ export default function AuditLog() {
           columns={COLUMNS}
         />
       )}
-      {hasMore && (
-        <Button block type="text" onClick={loadMore}>
-          Show more
-        </Button>
-      )}
+      {hasMore && <ShowMore onClick={loadMore} />}
     </View>
   );
 }
@@ -440,15 +436,11 @@ function matches(entry: AuditEntry, { agentId, tool, level, user, from, to }: Fi
 /** The newest entries, with new ones added live and older ones on demand. */
 function useAuditEntries(filters: Filters) {
   const client = useClient();
-  const first = useQuery("audit.list", { limit: 50, ...filters });
+  const { pages, ...query } = usePages("audit.list", { limit: 50, ...filters });
   const [live, setLive] = useState<AuditShape[]>([]);
-  const [older, setOlder] = useState<{ rows: AuditShape[]; cursor?: string }>();
   const key = JSON.stringify(filters);
-  // biome-ignore lint/correctness/useExhaustiveDependencies: other filters or a new first page make the rest outdated
-  useEffect(() => {
-    setLive([]);
-    setOlder(undefined);
-  }, [first.data, key]);
+  // biome-ignore lint/correctness/useExhaustiveDependencies: other filters or a new first page make the live ones outdated
+  useEffect(() => setLive([]), [pages[0], key]);
   useEffect(() => {
     const current = JSON.parse(key) as Filters;
     const addEntry = (row: AuditShape) => {
@@ -461,20 +453,8 @@ function useAuditEntries(filters: Filters) {
     };
   }, [client, key]);
   const seen = new Set<number>();
-  const rows = [...live, ...(first.data?.entries ?? []), ...(older?.rows ?? [])].filter(
+  const rows = [...live, ...pages.flatMap((page) => page.entries)].filter(
     (row) => !seen.has(row.seq) && seen.add(row.seq),
   );
-  const cursor = older ? older.cursor : (first.data?.nextCursor ?? undefined);
-  const loadMore = () => {
-    if (cursor === undefined) return;
-    client.request("audit.list", { limit: 50, cursor, ...filters }).then(
-      (page) =>
-        setOlder((previous) => ({
-          rows: [...(previous?.rows ?? []), ...page.entries],
-          cursor: page.nextCursor ?? undefined,
-        })),
-      () => undefined,
-    );
-  };
-  return { rows, hasMore: cursor !== undefined, loadMore, loading: first.loading, error: first.error };
+  return { ...query, rows };
 }

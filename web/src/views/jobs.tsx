@@ -1,12 +1,12 @@
 // Jobs: a live list of delegated and scheduled tasks.
 
 import { CarryOutOutlined } from "@ant-design/icons";
-import { Button, Select, Table } from "antd";
-import { useEffect, useState } from "react";
+import { Select, Table } from "antd";
+import { useState } from "react";
 import { RouteLink } from "../components/link";
 import { navigate } from "../layout/router";
 import { formatTimeOrDate } from "../state/format";
-import { useClient, useJobUpdates, useNow, useQuery } from "../state/hooks";
+import { useJobUpdates, useNow, usePages } from "../state/hooks";
 import {
   formatAttempts,
   formatDeadline,
@@ -19,7 +19,7 @@ import {
 import { toSafeLine } from "../state/unicode-safety";
 import type { JobShape } from "../wire";
 import { JobActionButton, JobDetails, JobStateTag, PriorityLabel, RequesterAndAgent } from "./job-details";
-import { EmptyState, JOB_TABS, LoadError, View } from "./view";
+import { EmptyState, JOB_TABS, LoadError, ShowMore, View } from "./view";
 
 const DEADLINE_SOON_MS = 600_000;
 const STATE_OPTIONS = (Object.keys(JOB_STATES) as JobState[]).map((value) => ({
@@ -111,11 +111,7 @@ function JobList() {
           ]}
         />
       )}
-      {hasMore && (
-        <Button block type="text" onClick={loadMore}>
-          Show more
-        </Button>
-      )}
+      {hasMore && <ShowMore onClick={loadMore} />}
     </>
   );
 }
@@ -165,26 +161,9 @@ function NoJobs({ state }: { state: JobState | undefined }) {
 
 /** The newest jobs with live updates, and older ones on demand. */
 function useJobs(state: JobState | undefined) {
-  const client = useClient();
   const states = state ? [state] : [];
-  const first = useQuery("jobs.list", { limit: 50, states });
+  const { pages, ...query } = usePages("jobs.list", { limit: 50, states });
   const updates = useJobUpdates();
-  const [older, setOlder] = useState<{ jobs: JobShape[]; cursor?: string }>();
-  // biome-ignore lint/correctness/useExhaustiveDependencies: another filter or a new first page makes the rest outdated
-  useEffect(() => setOlder(undefined), [first.data, state]);
-  const cursor = older ? older.cursor : (first.data?.nextCursor ?? undefined);
-  const loadMore = () => {
-    if (cursor === undefined) return;
-    client.request("jobs.list", { limit: 50, cursor, states }).then(
-      (page) =>
-        setOlder((previous) => ({
-          jobs: [...(previous?.jobs ?? []), ...page.jobs],
-          cursor: page.nextCursor ?? undefined,
-        })),
-      () => undefined,
-    );
-  };
-  const hasMore = cursor !== undefined;
-  const jobs = mergeJobs([...(first.data?.jobs ?? []), ...(older?.jobs ?? [])], updates, states, hasMore);
-  return { jobs, hasMore, loadMore, loading: first.loading, error: first.error, reload: first.reload };
+  const listed = pages.flatMap((page) => page.jobs);
+  return { ...query, jobs: mergeJobs(listed, updates, states, query.hasMore) };
 }

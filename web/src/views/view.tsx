@@ -104,6 +104,15 @@ export function LoadError({ what, reason, onRetry }: { what: string; reason: str
   );
 }
 
+/** The button below a list that shows its next page. */
+export function ShowMore({ onClick }: { onClick: () => void }) {
+  return (
+    <Button block type="text" onClick={onClick}>
+      Show more
+    </Button>
+  );
+}
+
 /** Placeholder lines, which appear after 200 ms. */
 export function Loading() {
   return (
