@@ -398,7 +398,7 @@ QUERIES: list[tuple[str, str, dict[str, Any]]] = [
     ("schedules", "schedules.list", {}),
     ("tenants", "tenants.list", {}),
     ("devices", "devices.list", {}),
-    ("documents", "knowledge.list", {}),
+    ("documents: a page", "knowledge.list", {"limit": 500}),
     ("documents of a category", "knowledge.list", {"category": "category7"}),
     ("memories", "memories.list", {"agentId": "agent3"}),
 ]

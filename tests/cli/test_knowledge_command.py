@@ -40,3 +40,16 @@ def test_documents_are_added_listed_searched_refreshed_and_removed(home: Home, t
     assert f"document not found: '{docs}'; there are no documents; run: atlas knowledge list" in gone.stderr
     missing = home.run("knowledge", "add", str(tmp_path / "none"))
     assert missing.returncode == 1 and "cannot read" in missing.stderr
+
+
+def test_more_documents_than_a_page_are_listed_and_removed(home: Home, tmp_path: Path) -> None:
+    docs = tmp_path / "docs"
+    docs.mkdir()
+    for number in range(620):
+        (docs / f"{number:03}.txt").write_text(f"Item {number} weighs {number} grams.\n")
+    added = home.run("knowledge", "add", str(docs), "-c", "items", "--json")
+    assert json.loads(added.stdout)["added"] == 620, added.stderr
+    listed = json.loads(home.run("knowledge", "list", "-c", "items", "--json").stdout)
+    assert [each["name"] for each in listed] == [f"docs/{number:03}.txt" for number in range(620)], "by source"
+    assert home.run("knowledge", "remove", str(docs), "--yes").stderr == "620 removed.\n"
+    assert json.loads(home.run("knowledge", "list", "--json").stdout) == []

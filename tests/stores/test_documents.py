@@ -190,6 +190,31 @@ async def test_documents_are_listed_in_pages(store: Store) -> None:
     assert [each.id for each in (*first, *rest)] == ["d0", "d1", "d2", "d3", "d4"]
 
 
+async def test_latest_documents_are_listed_in_pages(store: Store) -> None:
+    for ids in (("d5", "d2"), ("d1", "d4"), ("d3",)):  # those of a commit have the same time
+        await store.commit(TENANT, [make_document(id, "even" if int(id[1]) % 2 == 0 else "odd") for id in ids])
+        await asyncio.sleep(0.002)
+    await store.commit(TENANT, [PutDocument(Document("memory", "m1", "notes", "", "", "", "", b""), ())])
+    await store.commit("b", [make_document("d9", "other")])
+
+    async def read_pages(where: Where, limit: int) -> list[str]:
+        found = await store.latest_documents(TENANT, where, limit=limit)
+        page = found
+        while page:
+            place = {"before": page[-1].created_at, "before_id": page[-1].id}
+            page = await store.latest_documents(TENANT, where, limit=limit, **place)
+            found += page
+        return [each.id for each in found]
+
+    for limit in (1, 2, 3, 100):
+        assert await read_pages(ALL, limit) == ["d3", "d4", "d1", "d5", "d2"]
+        assert await read_pages(Where("knowledge", "odd"), limit) == ["d3", "d1", "d5"]
+    assert await store.latest_documents(TENANT, ALL, limit=0) == []
+    assert await store.collections(TENANT, "knowledge") == ["even", "odd"]
+    assert await store.collections(TENANT, "memory") == ["notes"]
+    assert await store.collections("none", "knowledge") == []
+
+
 @pytest.mark.parametrize(
     "word", ['"', "'", "a'b", 'x" OR owners : "o', "*", "(", "a:b", "\\", "ünï", "%", "|", "&!", "walrus) OR ("]
 )

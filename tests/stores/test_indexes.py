@@ -63,6 +63,12 @@ async def test_documents_of_a_collection_are_read_without_those_of_others(
     values = {**scope_values(where), "after": "", "limit": limit_or_max(None)}
     assert_indexed(explain(location, bind(TENANT, sql.DOCUMENTS_OF, **values)), "documents_of_collection")
     assert_indexed(explain(location, bind(TENANT, sql.DOCUMENTS, **values)), "documents")
+    place = {"before": found[-1].created_at, "before_id": found[-1].id, "limit": 100}
+    latest, latest_of = (
+        bind(TENANT, each, **values | place) for each in (sql.LATEST_DOCUMENTS, sql.LATEST_DOCUMENTS_OF)
+    )
+    assert_indexed(explain(location, latest), "documents_by_time")
+    assert_indexed(explain(location, latest_of), "documents_of_collection_by_time")
 
 
 async def test_last_runs_of_a_session_are_read_without_the_others(store: Store, location: tuple[str, str]) -> None:

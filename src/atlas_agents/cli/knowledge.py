@@ -7,13 +7,14 @@ from contextlib import asynccontextmanager, suppress
 from typing import Annotated, Any
 
 from atlas_agents.cli.command import EXIT_FAILED, EXIT_OK, Argument, Group, JsonFlag, Option, YesFlag, command, confirm
-from atlas_agents.cli.connect import GatewaySession, call, connect, open_calls
+from atlas_agents.cli.connect import GatewayCall, GatewaySession, call, connect, open_calls
 from atlas_agents.cli.output import format_age, one_line, plural, print_json, print_table, printable, rewrite_line
 from atlas_agents.core.errors import ConfigError
 
 app = Group()
 _COUNTS = ("added", "changed", "unchanged", "removed", "duplicates")
 _EXCERPT = 300
+_PAGE = 500
 CategoryOption = Annotated[
     str | None, Option("--category", "-c", metavar="NAME", help="Only documents of this category.")
 ]
@@ -40,7 +41,8 @@ async def add(
 @command(app, "list")
 def list_documents(category: CategoryOption = None, as_json: JsonFlag = False) -> None:
     """List the documents."""
-    found = call("knowledge.list", category=category)["documents"]
+    with open_calls() as gateway:
+        found = _read_documents(gateway, category)
     if as_json:
         print_json(found)
         return
@@ -102,7 +104,7 @@ def remove(
 
     full_source = canonical_source(source)
     with open_calls() as gateway:
-        documents = gateway("knowledge.list")["documents"]
+        documents = _read_documents(gateway)
         matching = [
             each for each in documents if {each["id"], each["source"], each.get("root")} & {source, full_source}
         ]
@@ -118,6 +120,18 @@ def remove(
         target = source if any(each["id"] == source for each in matching) else full_source
         removed = gateway("knowledge.remove", source=target)["removed"]
     print(f"{removed} removed.", file=sys.stderr)
+
+
+def _read_documents(gateway: GatewayCall, category: str | None = None) -> list[dict[str, Any]]:
+    """Return all documents, or those of a category, by source."""
+    found: list[dict[str, Any]] = []
+    cursor: str | None = None
+    while True:
+        page = gateway("knowledge.list", category=category, limit=_PAGE, cursor=cursor)
+        found += page["documents"]
+        cursor = page.get("nextCursor")
+        if cursor is None:
+            return sorted(found, key=lambda each: each["source"])
 
 
 async def _ingest(method: str, *, as_json: bool, **params: Any) -> int:

@@ -1079,6 +1079,16 @@ class Store(Protocol):
         """Return documents ordered by id; `after` is the id to continue from."""
         ...
 
+    async def latest_documents(
+        self, tenant: str, where: Where, *, before: int | None = None, before_id: str = "", limit: int = 100
+    ) -> list[Document]:
+        """Return documents, latest first. To page, pass the last `created_at` and `id` as `before` and `before_id`."""
+        ...
+
+    async def collections(self, tenant: str, kind: DocumentKind) -> list[str]:
+        """Return the names of the collections that have documents of a kind, in order."""
+        ...
+
     async def passages(self, tenant: str, ids: Sequence[int]) -> list[PassageRow]:
         """Return the passages that exist, in the order of the ids."""
         ...

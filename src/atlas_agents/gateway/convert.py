@@ -1,5 +1,7 @@
 """Conversion between core values and the shapes of the wire protocol."""
 
+import base64
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias, cast
 
@@ -15,6 +17,7 @@ from atlas_agents.core.paths import digest
 from atlas_agents.core.store import Session, StoredMessage
 from atlas_agents.gateway.protocol import events as wire
 from atlas_agents.gateway.protocol import types
+from atlas_agents.gateway.protocol.frames import ProtocolError
 from atlas_agents.providers.base import Provider
 from atlas_agents.providers.failover import Route
 from atlas_agents.providers.registry import Model, Registry
@@ -28,6 +31,7 @@ DECISIONS: dict[CoreDecision, types.Decision] = {
 }
 ANSWERS: dict[types.Decision, CoreDecision] = {wire_decision: decision for decision, wire_decision in DECISIONS.items()}
 _PAGE_BYTES = 512 * 1024
+_CURSOR_TIME = re.compile("[0-9]{1,18}")
 WireEvent: TypeAlias = wire.RunEvent | None
 
 
@@ -344,3 +348,23 @@ def model_name(model: Model) -> str:
     if hasattr(model, "stream"):  # a provider; `isinstance` would look at each of its members, for every turn
         return cast(Provider, model).id
     return getattr(model, "__name__", "function")
+
+
+def build_cursor(at: int, id: str) -> str:
+    """Return an opaque cursor for the rows of a list, latest first, that follow the row with this time and id."""
+    return base64.urlsafe_b64encode(f"{at} {id}".encode()).decode().rstrip("=")
+
+
+def parse_cursor(cursor: str | None) -> tuple[int | None, str]:
+    """Return the time and id of the row after which a page starts."""
+    if cursor is None:
+        return None, ""
+    try:
+        at, space, id = (
+            base64.b64decode(cursor + "=" * (-len(cursor) % 4), b"-_", validate=True).decode().partition(" ")
+        )
+        if not space or not _CURSOR_TIME.fullmatch(at) or "\0" in id:
+            raise ValueError(cursor)
+    except ValueError:
+        raise ProtocolError("INVALID_PARAMS", "invalid cursor: expected a cursor returned by this method") from None
+    return int(at), id

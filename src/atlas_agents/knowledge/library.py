@@ -269,6 +269,24 @@ class Knowledge:
         found = [each async for each in self._iterate_documents(tenant, category)]
         return sorted(found, key=lambda document: document.source)
 
+    async def latest(
+        self,
+        tenant: str,
+        *,
+        category: str | None = None,
+        before: int | None = None,
+        before_id: str = "",
+        limit: int = 100,
+    ) -> list[Document]:
+        """Return a page of documents, latest first, including those being imported. It continues before the time and
+        id of the last one of the page before."""
+        where = Where("knowledge", category)
+        return await self._store.latest_documents(tenant, where, before=before, before_id=before_id, limit=limit)
+
+    async def categories(self, tenant: str) -> list[str]:
+        """Return the categories that have documents."""
+        return await self._store.collections(tenant, "knowledge")
+
     async def page(self, tenant: str, *, after: str = "", limit: int = _PAGE) -> list[Document]:
         """Return a page of documents ordered by id, including those being imported."""
         return await self._store.documents(tenant, Where("knowledge"), after=after, limit=limit)

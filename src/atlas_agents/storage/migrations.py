@@ -429,8 +429,13 @@ _POSTGRES_UNLOGGED = {
     **{f"unlogged_{table}": f"ALTER TABLE {table} SET UNLOGGED" for table in REBUILT_TABLES},
 }
 
-# The documents of a collection, and the memories of one agent and user, are a part of all.
-_TWENTY_SECOND = ("CREATE INDEX documents_of_collection ON documents (tenant, kind, shelf, id)",)
+# The documents of a collection, and the memories of one agent and user, are a part of all. Pages of a list are found by
+# the time when a document was added.
+_TWENTY_SECOND = (
+    "CREATE INDEX documents_of_collection ON documents (tenant, kind, shelf, id)",
+    "CREATE INDEX documents_by_time ON documents (tenant, kind, created_at, id)",
+    "CREATE INDEX documents_of_collection_by_time ON documents (tenant, kind, shelf, created_at, id)",
+)
 
 # Jobs in a state, those that are due or past their deadline, and those whose outcome is not reported. A list of the
 # most urgent ones reads no others, however many are due later or have ended.

@@ -2,27 +2,25 @@
 
 import { BookOutlined, InboxOutlined } from "@ant-design/icons";
 import { Alert, App, AutoComplete, Button, Input, Progress, Select, Tag, Upload } from "antd";
-import { useMemo, useRef, useState } from "react";
+import { useRef, useState } from "react";
 import { uploadFile } from "../net/upload";
 import { formatBytes, formatDateTime, toSentence } from "../state/format";
-import { useClient, useQuery, useResourceReload, useScope } from "../state/hooks";
+import { useClient, usePages, useQuery, useResourceReload, useScope } from "../state/hooks";
 import { toSafeLine } from "../state/unicode-safety";
 import type { DocumentShape, Ingested, KnowledgeProgress, PassageShape } from "../wire";
-import { EmptyState, KNOWLEDGE_TABS, QueryResult, View } from "./view";
+import { EmptyState, KNOWLEDGE_TABS, LoadError, QueryResult, ShowMore, View } from "./view";
 
 const ACCEPTED = ".md,.markdown,.mdx,.rst,.txt,.text,.html,.htm,.xhtml,.pdf,.docx";
 const DEFAULT_CATEGORY = "general";
+const PAGE_SIZE = 50;
 
 export default function Knowledge() {
   const admin = useScope("admin");
   const [category, setCategory] = useState<string>();
   const [query, setQuery] = useState("");
-  const documents = useQuery("knowledge.list", {});
+  const documents = usePages("knowledge.list", { limit: PAGE_SIZE, ...(category ? { category } : {}) });
   useResourceReload("knowledge", documents.reload);
-  const categories = useMemo(
-    () => [...new Set(documents.data?.documents.map((each) => each.category) ?? [])].sort(),
-    [documents.data],
-  );
+  const categories = documents.pages[0]?.categories ?? [];
   return (
     <View title="Knowledge" description="Documents that agents can search and cite." tabs={KNOWLEDGE_TABS}>
       {admin ? (
@@ -49,13 +47,17 @@ export default function Knowledge() {
       {query ? (
         <Passages query={query} category={category} />
       ) : (
-        <QueryResult query={documents}>
-          {(result) => (
-            <DocumentList
-              documents={result.documents.filter((each) => !category || each.category === category)}
-              admin={admin}
-              onRemoved={documents.reload}
-            />
+        <QueryResult query={{ ...documents, data: documents.pages[0] }}>
+          {() => (
+            <>
+              <DocumentList
+                documents={documents.pages.flatMap((page) => page.documents)}
+                admin={admin}
+                onRemoved={documents.reload}
+              />
+              {documents.error && <LoadError what="documents" reason={documents.error} onRetry={documents.reload} />}
+              {documents.hasMore && <ShowMore onClick={documents.loadMore} />}
+            </>
           )}
         </QueryResult>
       )}

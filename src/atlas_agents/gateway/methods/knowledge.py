@@ -5,10 +5,10 @@ from pathlib import Path
 
 import msgspec
 
-from atlas_agents.core.aio import TimeSlices
 from atlas_agents.core.errors import NotFound
 from atlas_agents.core.store import Document
 from atlas_agents.gateway.connection import ClientConnection
+from atlas_agents.gateway.convert import build_cursor, parse_cursor
 from atlas_agents.gateway.dispatch import Methods
 from atlas_agents.gateway.edits import EditTarget, unified_diff, version_of
 from atlas_agents.gateway.protocol import knowledge as wire
@@ -33,18 +33,19 @@ def add_methods(methods: Methods) -> None:
     methods.add("memories.clear", clear_memories)
 
 
-async def list_documents(caller: ClientConnection, params: wire.KnowledgeList) -> wire.DocumentsResult:
-    """List documents. Guests do not learn where the files are and who added them."""
-    knowledge, uploads = _require_readable(caller).knowledge, caller.hub.uploads
-    found = await knowledge.documents(caller.hub.atlas.tenant, category=params.category)
-    shapes, slices = list[wire.DocumentShape](), TimeSlices()
-    for each in found:
-        shape = _document_shape(each, uploaded=uploads.keeps(each.source))
-        if caller.grant.prefix:
-            shape = msgspec.structs.replace(shape, source=shape.name, root="", added_by="")
-        shapes.append(shape)
-        await slices.pause()
-    return wire.DocumentsResult(tuple(shapes))
+async def list_documents(caller: ClientConnection, params: wire.KnowledgeList) -> wire.DocumentPage:
+    """List documents, latest first. Guests do not learn where the files are and who added them."""
+    knowledge, uploads, tenant = _require_readable(caller).knowledge, caller.hub.uploads, caller.hub.atlas.tenant
+    before, before_id = parse_cursor(params.cursor)
+    found = await knowledge.latest(
+        tenant, category=params.category, before=before, before_id=before_id, limit=params.limit + 1
+    )
+    shown = found[: params.limit]
+    more = build_cursor(shown[-1].created_at, shown[-1].id) if len(found) > params.limit else None
+    shapes = [_document_shape(each, uploaded=uploads.keeps(each.source)) for each in shown]
+    if caller.grant.prefix:
+        shapes = [msgspec.structs.replace(each, source=each.name, root="", added_by="") for each in shapes]
+    return wire.DocumentPage(tuple(shapes), more, tuple(await knowledge.categories(tenant)))
 
 
 async def search_documents(caller: ClientConnection, params: wire.KnowledgeSearch) -> wire.PassagesResult:

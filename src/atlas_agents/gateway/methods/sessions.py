@@ -1,7 +1,5 @@
 """Methods `sessions.*`: create, list, subscribe, search, fork, export and import sessions."""
 
-import base64
-import re
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -14,7 +12,15 @@ from atlas_agents.core.errors import BrokenHistory, Conflict, NotFound, Unreadab
 from atlas_agents.core.messages import new_id
 from atlas_agents.core.store import RunRow, Session, SessionMatch, SetSessionMetadata, StoredMessage
 from atlas_agents.gateway.connection import ClientConnection
-from atlas_agents.gateway.convert import CHOICES, fit_in_frame, message_shape, session_shape, stored_message_shape
+from atlas_agents.gateway.convert import (
+    CHOICES,
+    build_cursor,
+    fit_in_frame,
+    message_shape,
+    parse_cursor,
+    session_shape,
+    stored_message_shape,
+)
 from atlas_agents.gateway.dispatch import Methods
 from atlas_agents.gateway.events import RunLog
 from atlas_agents.gateway.protocol import sessions as wire
@@ -31,7 +37,6 @@ _MAX_BRANCH_PAGES = 50
 _SEARCH_TIMEOUT = 2.0
 _EXCERPT_MARGIN = 60
 _PAGE_BYTES = 512 * 1024
-_CURSOR_TIME = re.compile("[0-9]{1,18}")
 
 
 def add_methods(methods: Methods) -> None:
@@ -66,7 +71,7 @@ async def create_session(caller: ClientConnection, params: wire.SessionsCreate) 
 async def list_sessions(caller: ClientConnection, params: wire.SessionsList) -> wire.SessionPage:
     """List the caller's sessions, latest change first, and subscribe the caller to changes."""
     caller.hub.session_updates.subscribe_to_list(caller)
-    before, before_key = _parse_cursor(params.cursor)
+    before, before_key = parse_cursor(params.cursor)
     found = await caller.hub.store.sessions(
         caller.hub.atlas.tenant,
         limit=params.limit + 1,
@@ -76,7 +81,7 @@ async def list_sessions(caller: ClientConnection, params: wire.SessionsList) -> 
         archived=params.archived,
     )
     shown = found[: params.limit]
-    more = _build_cursor(shown[-1]) if len(found) > params.limit else None
+    more = build_cursor(shown[-1].updated_at, shown[-1].key) if len(found) > params.limit else None
     return wire.SessionPage(tuple([_session_shape(caller, each) for each in shown]), more)
 
 
@@ -240,26 +245,6 @@ def _without_choices(metadata: dict[str, Any] | None) -> dict[str, Any]:
 
 def _size(metadata: dict[str, Any] | None) -> int:
     return len(msgspec.json.encode(metadata)) if metadata else 0
-
-
-def _build_cursor(session: Session) -> str:
-    """Return an opaque cursor for the sessions after this one."""
-    return base64.urlsafe_b64encode(f"{session.updated_at} {session.key}".encode()).decode().rstrip("=")
-
-
-def _parse_cursor(cursor: str | None) -> tuple[int | None, str]:
-    """Return the time and key of the session after which a page starts."""
-    if cursor is None:
-        return None, ""
-    try:
-        at, space, key = (
-            base64.b64decode(cursor + "=" * (-len(cursor) % 4), b"-_", validate=True).decode().partition(" ")
-        )
-        if not space or not _CURSOR_TIME.fullmatch(at) or "\0" in key:
-            raise ValueError(cursor)
-    except ValueError:
-        raise ProtocolError("INVALID_PARAMS", "invalid cursor: expected a cursor returned by this method") from None
-    return int(at), key
 
 
 async def search_sessions(caller: ClientConnection, params: wire.SessionsSearch) -> wire.Hits:

@@ -4,6 +4,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from atlas_agents.gateway.protocol.chat import Page
 from atlas_agents.gateway.protocol.types import EditParams, EditResult, WireStruct
 
 Source = Annotated[str, Meta(min_length=1, max_length=4096, pattern=r"^[^\x00]*$")]
@@ -13,9 +14,11 @@ MemoryText = Annotated[str, Meta(min_length=1, max_length=4000)]
 
 
 class KnowledgeList(WireStruct, frozen=True):
-    """All documents, or those of one category."""
+    """All documents, or those of one category; latest first."""
 
     category: Category | None = None
+    limit: Page = 100
+    cursor: str | None = None
 
 
 class DocumentShape(WireStruct, frozen=True):
@@ -40,8 +43,12 @@ class DocumentShape(WireStruct, frozen=True):
     """Whether the gateway keeps the file; removing the document deletes it."""
 
 
-class DocumentsResult(WireStruct, frozen=True):
+class DocumentPage(WireStruct, frozen=True):
+    """A page of documents, the cursor of the next page, and all categories."""
+
     documents: tuple[DocumentShape, ...]
+    next_cursor: str | None = None
+    categories: tuple[str, ...] = ()
 
 
 class KnowledgeSearch(WireStruct, frozen=True):

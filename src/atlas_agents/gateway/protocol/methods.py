@@ -176,8 +176,8 @@ _ALL = (
         "knowledge.list",
         "read",
         knowledge.KnowledgeList,
-        knowledge.DocumentsResult,
-        "List the documents of the knowledge base.",
+        knowledge.DocumentPage,
+        "List the documents of the knowledge base, latest first.",
     ),
     Method(
         "knowledge.search",

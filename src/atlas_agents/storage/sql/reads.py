@@ -446,6 +446,17 @@ class SqlReads(ABC):
         query = bind(tenant, statement, **scope_values(where), after=after, limit=limit_or_max(limit))
         return await tables.DOCUMENTS.decode_all(await self.fetch(query))
 
+    async def latest_documents(
+        self, tenant: str, where: store.Where, *, before: int | None = None, before_id: str = "", limit: int = 100
+    ) -> list[store.Document]:
+        statement = sql.LATEST_DOCUMENTS if where.collection is None else sql.LATEST_DOCUMENTS_OF
+        place = {"before": _MAX_INTEGER if before is None else before, "before_id": before_id}
+        query = bind(tenant, statement, **scope_values(where), **place, limit=max(limit, 0))
+        return await tables.DOCUMENTS.decode_all(await self.fetch(query))
+
+    async def collections(self, tenant: str, kind: store.DocumentKind) -> list[str]:
+        return [name for (name,) in await self.fetch(bind(tenant, sql.COLLECTIONS, kind=kind))]
+
     async def passages(self, tenant: str, ids: Sequence[int]) -> list[store.PassageRow]:
         if not ids:
             return []

@@ -668,6 +668,10 @@ DOCUMENT = f"SELECT {t.DOCUMENTS.columns} FROM documents WHERE tenant = :tenant 
 _DOCUMENTS = f"SELECT {t.DOCUMENTS.columns} FROM documents WHERE tenant = :tenant AND kind = :kind"
 DOCUMENTS = f"{_DOCUMENTS} AND id > :after ORDER BY id LIMIT :limit"
 DOCUMENTS_OF = f"{_DOCUMENTS} AND shelf = :collection AND id > :after ORDER BY id LIMIT :limit"
+_LATEST = "(created_at, id) < (:before, :before_id) ORDER BY created_at DESC, id DESC LIMIT :limit"
+LATEST_DOCUMENTS = f"{_DOCUMENTS} AND {_LATEST}"
+LATEST_DOCUMENTS_OF = f"{_DOCUMENTS} AND shelf = :collection AND {_LATEST}"
+COLLECTIONS = "SELECT DISTINCT shelf FROM documents WHERE tenant = :tenant AND kind = :kind ORDER BY shelf"
 PASSAGES_OF = f"""
 SELECT {t.PASSAGES.columns} FROM passages WHERE tenant = :tenant AND kind = :kind AND document = :id AND place > :after
 ORDER BY place LIMIT :limit"""
