@@ -331,7 +331,7 @@ def test_formulas_diagrams_tables_and_files_are_drawn(tab: Tab) -> None:
     tab.page.locator("input[type=file]").set_input_files(files)
     expect(tab.page.locator(".attachments li")).to_have_count(2)
     tab.send("**Read** these:\n- one\n- two")
-    message = tab.page.locator(".user-message").last
+    message = tab.page.locator(".user-message:not([data-pending])").last  # which replaces the pending one
     expect(message.locator("strong", has_text="Read")).to_be_visible()
     expect(message.locator("li")).to_have_count(2)
     expect(message.locator(".file-card").first).to_contain_text("first line")
