@@ -214,6 +214,7 @@ async def test_notifications_during_a_resync_are_newer_than_what_it_reads() -> N
     runs = RunRegistry(store, "default", Metrics())
     remote = runs.remote = RemoteRuns(runs, store, "default")
     await store.commit("default", [PutSession("ending"), AcceptRun("r1", "ending", "a"), PutSession("starting")])
+    await store.commit("default", [PutSession("brief"), AcceptRun("r3", "brief", "a")])  # its beginning was missed
     remote.handle(Notification("begun", "default", "r1", "ending"))
     try:
         async with asyncio.timeout(TIMEOUT):
@@ -221,10 +222,11 @@ async def test_notifications_during_a_resync_are_newer_than_what_it_reads() -> N
             await store.read.wait()
             remote.handle(Notification("ended", "default", "r1"))
             remote.handle(Notification("begun", "default", "r2", "starting"))
+            remote.handle(Notification("ended", "default", "r3", "brief"))
             store.go_on.set()
             for _ in range(20):
                 await asyncio.sleep(0)
-        assert (remote.is_running("ending"), remote.is_running("starting")) == (False, True)
+        assert [remote.is_running(each) for each in ("ending", "starting", "brief")] == [False, True, False]
     finally:
         await remote.close()
         await store.close()

@@ -229,6 +229,9 @@ class RemoteRuns:
         self._busy: Counter[str] = Counter()
         self._ended: OrderedDict[str, None] = OrderedDict()
         """Runs whose terminal event was delivered here. Messages that still call them open are older."""
+        self._resyncs = 0
+        self._ended_in_resync: set[str] = set()
+        """Runs that ended while their state was read again: the result may still call them open."""
         self._reading: dict[str, asyncio.Task[None]] = {}
         self._changed: set[str] = set()
         self._decoders: dict[str, list[tuple[int, EventDecoder]]] = {}
@@ -306,6 +309,8 @@ class RemoteRuns:
             case "events":
                 self._follow_if_subscribed(notification.id)
             case "ended":
+                if self._resyncs:
+                    self._ended_in_resync.add(notification.id)
                 session = self._remove_open(notification.id) or notification.session
                 if log is not None:
                     self._tasks.spawn(self._ensure_terminal_event(log))
@@ -320,7 +325,15 @@ class RemoteRuns:
 
     async def _resync(self) -> None:
         known = dict(self._open)  # notifications that arrive during the read are newer than its result
-        found = {row.id: row.session for row in await self._store.open_runs() if row.tenant == self._tenant}
+        self._resyncs += 1
+        try:
+            rows = await self._store.open_runs()
+        finally:
+            self._resyncs -= 1
+            ended = set(self._ended_in_resync)
+            if not self._resyncs:
+                self._ended_in_resync.clear()
+        found = {row.id: row.session for row in rows if row.tenant == self._tenant and row.id not in ended}
         for run_id in known.keys() - found.keys():
             if (session := self._remove_open(run_id)) and self._runs.get(run_id) is None:
                 self._runs.report_change(session)
