@@ -159,6 +159,8 @@ async def test_inviting_again_keeps_the_role_and_the_rights_that_are_not_given(t
             assert "lacks the scope 'approve'" in wider["error"]["message"]
         changed = await owner.get("users.invite", name="ben", sessions="own", days=2)
         assert changed["user"]["invitedUntil"] < first["user"]["invitedUntil"]
+        changed = await owner.get("users.invite", name="ben")
+        assert "+valid for days: 2" in changed["diff"], "not prolonged"
         made = (await accept(gateway, changed["code"]))[1]
         async with connect_client(gateway, made["token"]) as ben:
             principal = (await ben.get("system.info"))["principal"]

@@ -602,7 +602,8 @@ async def remove_user(caller: ClientConnection, params: wire.UsersRemove) -> Rem
 async def invite_user(caller: ClientConnection, params: wire.UsersInvite) -> wire.UserInvited:
     """Add a user who gets a token by accepting the invitation.
 
-    Inviting again makes the earlier code invalid and keeps the role and the rights that are not given.
+    Inviting again makes the earlier code invalid. What is not given stays as it was: the role, the rights, and the days
+    for which the invitation is still valid.
     """
     hub, invitations = caller.hub, caller.hub.authenticator.invitations
     async with hub.edits.exclusive():
@@ -614,7 +615,7 @@ async def invite_user(caller: ClientConnection, params: wire.UsersInvite) -> wir
         earlier = (await run_in_thread(invitations.open)).get(params.name)
         scopes = params.scopes or (earlier.scopes if earlier is not None else _INVITED_SCOPES)
         sessions = params.sessions or (earlier.sessions if earlier is not None else "own")
-        days = params.days or max(_INVITED_DAYS, _remaining_days(earlier))
+        days = params.days or _remaining_days(earlier) or _INVITED_DAYS
         entry = _granted_entry(caller, scopes, sessions, role)
         warnings = ("the earlier invitation becomes invalid",) if earlier is not None else ()
         rights = {"role": role, "scopes": ", ".join(entry.scopes), "sessions": sessions}
