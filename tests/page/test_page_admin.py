@@ -146,9 +146,12 @@ def test_documents_after_the_first_page_are_shown_on_demand(
     expect(documents).to_have_count(60)
     expect(documents.last).to_contain_text("item0")
     expect(page.get_by_role("button", name="Show more")).to_have_count(0)
+    admin.button("Remove item00.txt").click()
+    page.get_by_role("dialog").get_by_role("button", name="Remove").click()
+    expect(documents).to_have_count(59)
     page.get_by_label("Category", exact=True).click()
     page.locator(".ant-select-item-option").get_by_text("tools", exact=True).last.click()
-    expect(documents).to_have_count(2)
+    expect(documents).to_have_count(1)
 
 
 def test_memory_is_edited_and_forgotten(windows: Windows, admin: Tab, admin_gateway: GatewayProcess) -> None:

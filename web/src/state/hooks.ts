@@ -1,6 +1,6 @@
 // React hooks for the client's state and requests.
 
-import { createContext, use, useCallback, useEffect, useState, useSyncExternalStore } from "react";
+import { createContext, use, useCallback, useEffect, useRef, useState, useSyncExternalStore } from "react";
 import type { JobShape, Methods, Principal, ResourceUpdated } from "../wire";
 import type { AppState, AtlasClient } from "./client";
 import type { SessionState } from "./session";
@@ -90,36 +90,71 @@ export interface PagedQuery<T> extends Omit<Query<T>, "data"> {
   loadMore: () => void;
 }
 
-interface LaterPages<T> {
-  first?: T;
+interface PageList<T> {
+  /** The parameters of these pages. */
+  key: string;
   pages: readonly T[];
   loading: boolean;
   error?: string;
 }
 
-/** Like `useQuery`, for a list in pages. A new first page, as after `reload`, drops the later ones. */
+/** Like `useQuery`, for a list in pages. A reload reads as many pages as are shown. */
 export function usePages<M extends ListMethod>(
   method: M,
   params: Methods[M]["params"],
 ): PagedQuery<Methods[M]["result"]> {
   type Page = Methods[M]["result"];
   const client = useClient();
-  const { data: first, loading, error, reload } = useQuery(method, params);
-  const [stored, setStored] = useState<LaterPages<Page>>({ pages: [], loading: false });
-  const later = stored.first === first ? stored : { first, pages: [], loading: false };
-  const pages = first === undefined ? [] : [first, ...later.pages];
-  const cursor = pages.at(-1)?.nextCursor ?? undefined;
+  const { status } = useAppState();
+  const [list, setList] = useState<PageList<Page>>({ key: "", pages: [], loading: true });
+  const [reloads, setReloads] = useState(0);
+  const key = JSON.stringify(params);
+  const wanted = useRef({ key, count: 1 });
+  // biome-ignore lint/correctness/useExhaustiveDependencies: `reloads` triggers the request
+  useEffect(() => {
+    if (status !== "online") return;
+    if (wanted.current.key !== key) wanted.current = { key, count: 1 };
+    let stale = false;
+    const readPages = async () => {
+      const pages: Page[] = [];
+      let cursor: string | undefined;
+      do {
+        const page = await client.request(method, { ...(JSON.parse(key) as Methods[M]["params"]), cursor });
+        pages.push(page);
+        cursor = page.nextCursor ?? undefined;
+      } while (cursor !== undefined && pages.length < wanted.current.count && !stale);
+      return pages;
+    };
+    setList((previous) => ({ ...previous, loading: true }));
+    readPages().then(
+      (pages) => !stale && setList({ key, pages, loading: false }),
+      ({ message }: Error) =>
+        !stale &&
+        setList((previous) => ({
+          key,
+          pages: previous.key === key ? previous.pages : [],
+          loading: false,
+          error: message,
+        })),
+    );
+    return () => {
+      stale = true;
+    };
+  }, [client, method, key, status, reloads]);
+  const { pages, loading, error } = list;
+  const cursor = list.key === key ? (pages.at(-1)?.nextCursor ?? undefined) : undefined;
   const loadMore = () => {
-    if (cursor === undefined || loading || later.loading) return;
-    const finish = (next: LaterPages<Page>) =>
-      setStored((previous) => (previous.first === first ? { ...next, first } : previous));
-    setStored({ first, pages: later.pages, loading: true });
+    if (cursor === undefined) return;
+    wanted.current = { key, count: pages.length + 1 };
+    const update = (change: Partial<PageList<Page>>) =>
+      setList((previous) => (previous.pages === pages ? { ...previous, error: undefined, ...change } : previous));
     client.request(method, { ...params, cursor }).then(
-      (page) => finish({ pages: [...later.pages, page], loading: false }),
-      (failure: Error) => finish({ pages: later.pages, loading: false, error: failure.message }),
+      (page) => update({ pages: [...pages, page] }),
+      (failure: Error) => update({ error: failure.message }),
     );
   };
-  return { pages, hasMore: cursor !== undefined, loadMore, loading, error: error ?? later.error, reload };
+  const reload = useCallback(() => setReloads((count) => count + 1), []);
+  return { pages, hasMore: cursor !== undefined, loadMore, loading, error, reload };
 }
 
 /** Return whether the token has a scope. */
