@@ -45,7 +45,8 @@ async def list_documents(caller: ClientConnection, params: wire.KnowledgeList) -
     shapes = [_document_shape(each, uploaded=uploads.keeps(each.source)) for each in shown]
     if caller.grant.prefix:
         shapes = [msgspec.structs.replace(each, source=each.name, root="", added_by="") for each in shapes]
-    return wire.DocumentPage(tuple(shapes), more, tuple(await knowledge.categories(tenant)))
+    categories = await knowledge.categories(tenant) if params.cursor is None else []
+    return wire.DocumentPage(tuple(shapes), more, tuple(categories))
 
 
 async def search_documents(caller: ClientConnection, params: wire.KnowledgeSearch) -> wire.PassagesResult:

@@ -44,7 +44,7 @@ class DocumentShape(WireStruct, frozen=True):
 
 
 class DocumentPage(WireStruct, frozen=True):
-    """A page of documents, the cursor of the next page, and all categories."""
+    """A page of documents and the cursor of the next page; the first page also has all categories."""
 
     documents: tuple[DocumentShape, ...]
     next_cursor: str | None = None
