@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from atlas_agents import Agent, Answer, Approvals, Atlas, Delegation, Message, Policy, ToolContext, tool
+from atlas_agents import Agent, Answer, Approvals, Atlas, Delegation, Message, Policy, Request, ToolContext, tool
 from atlas_agents.builtin_tools.team import delegate_task
 from atlas_agents.core.errors import Conflict, NotFound, ProviderError
 from atlas_agents.core.store import JobRow, SetJob
@@ -493,3 +493,40 @@ async def test_jobs_are_closed_although_a_driver_loses_the_cancellation() -> Non
         await reading.wait()
         async with asyncio.timeout(TIMEOUT):
             await atlas.jobs.close()
+
+
+async def test_job_that_fails_while_due_jobs_are_read_waits_for_its_next_attempt() -> None:
+    """The row that was read still calls it running, and due."""
+    attempted, reading, may_return = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    class Slow(MemoryStore):
+        async def pending_jobs(self, tenant: str, now: int, *, limit: int = 1000) -> list[JobRow]:
+            found = await super().pending_jobs(tenant, now, limit=limit)
+            if [job.state for job in found] == ["running"]:
+                reading.set()
+                await may_return.wait()
+            return found
+
+    async def fail(request: Request) -> str:
+        attempted.set()
+        await reading.wait()
+        raise ProviderError("away", "auth")
+
+    store, clock = Slow(), VirtualClock()
+    worker = Agent("worker", model=fail)
+    async with run_jobs(team(worker, store=store, clock=clock, delegation=Delegation(retry_delays=(1000.0,)))) as atlas:
+        submitted = await atlas.jobs.add(JobRow("j1", "request", "worker", "write it", session="jobs/1", root="j1"))
+        async with asyncio.timeout(TIMEOUT):
+            await attempted.wait()
+            atlas.jobs.wake()
+
+            async def has_failed() -> bool:
+                job = await store.job(atlas.tenant, submitted.id)
+                return job is not None and job.state == "queued"
+
+            await wait_until(has_failed)
+            may_return.set()
+            for _ in range(100):
+                await asyncio.sleep(0)
+        (job,) = await atlas.jobs.list()
+        assert (job.state, job.attempts) == ("queued", 1)

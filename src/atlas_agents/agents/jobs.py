@@ -185,10 +185,11 @@ class Jobs:
 
     async def _start_pending(self) -> None:
         now = int(self._services.clock.time() * 1000)
+        busy = set(self._tasks)  # their rows may be outdated when they have been read
         for job in await self._store.pending_jobs(self._turns.tenant, now):
             if job.state in store.OPEN_JOB and job.deadline is not None and job.deadline <= now:
                 await self._expire(job)
-            elif job.id in self._tasks:
+            elif job.id in busy or job.id in self._tasks:
                 continue
             elif job.state not in store.OPEN_JOB:
                 self._spawn(job, self._executor.notify_asker(job))
