@@ -13,7 +13,7 @@ from in_process_members import member
 from member_processes import members
 from processes import connect_process
 
-from atlas_agents import Cancelled, ClientResult, ClientTool, PromptFailed, ProviderError, QuotaExceeded
+from atlas_agents import Cancelled, ClientResult, ClientTool, PromptFailed, ProviderError, QuotaExceeded, WhenBusy
 from atlas_agents.agents.stream import AtlasStream
 from atlas_agents.core.approvals import Choice, Field, Form, Question
 from atlas_agents.core.errors import AtlasError, StoreLost, failure_kind, to_failure
@@ -123,6 +123,38 @@ async def test_stream_of_a_cancelled_remote_turn_has_its_end(server: PostgresSer
             await stream.reply()
 
 
+@pytest.mark.parametrize("when_busy", ["queue", "interrupt"])
+async def test_remote_turn_that_is_cancelled_while_it_is_accepted_is_stopped(
+    server: PostgresServer, schema: str, monkeypatch: pytest.MonkeyPatch, when_busy: WhenBusy
+) -> None:
+    committing = asyncio.Event()
+
+    @tool
+    async def forever() -> None:
+        """Never ends."""
+        await asyncio.Event().wait()
+
+    async with (
+        asyncio.timeout(TIMEOUT),
+        member(server.url, schema, Scripted(), [forever], executes_runs=False, has_events=True) as front,
+        member(server.url, schema, Scripted(calls("forever")), [forever], has_events=True),
+    ):
+        commit = front.store.commit
+
+        async def report_commit(*values: Any, **more: Any) -> Any:
+            committing.set()
+            return await commit(*values, **more)
+
+        monkeypatch.setattr(front.store, "commit", report_commit)
+        stream = front.atlas.send("go", session="s", when_busy=when_busy)
+        await committing.wait()
+        stream.cancel()
+        events = [event async for event in stream]
+        assert isinstance(events[-1], StreamEnd) and events[-1].cancelled
+        (row,) = await front.store.runs(front.atlas.tenant, "s")
+        assert row.stop
+
+
 async def test_sender_waits_for_its_turn_while_postgres_is_unreachable(
     schema: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -156,25 +188,28 @@ async def test_sender_waits_for_its_turn_while_postgres_is_unreachable(
             await waiting
 
 
+@pytest.mark.parametrize("read", ["messages", "runs"])
 async def test_sender_receives_an_answer_that_is_read_after_a_lost_connection(
-    server: PostgresServer, schema: str, monkeypatch: pytest.MonkeyPatch
+    server: PostgresServer, schema: str, monkeypatch: pytest.MonkeyPatch, read: str
 ) -> None:
     async with (
         asyncio.timeout(TIMEOUT),
         member(server.url, schema, Scripted(), executes_runs=False, has_events=True) as front,
         member(server.url, schema, Scripted(says("Done.")), has_events=True),
     ):
-        messages, failed = front.store.messages, asyncio.Event()
+        original, failed = getattr(front.store, read), asyncio.Event()
 
         async def fail_once(*values: Any, **more: Any) -> Any:
             if not failed.is_set():
                 failed.set()
                 raise StoreLost("the server closed the connection")
-            return await messages(*values, **more)
+            return await original(*values, **more)
 
-        stream = front.atlas.send("go", session="s")
+        if read == "runs":  # which an interrupting turn reads as soon as it is accepted
+            monkeypatch.setattr(front.store, read, fail_once)
+        stream = front.atlas.send("go", session="s", when_busy="interrupt")
         await stream.accepted()
-        monkeypatch.setattr(front.store, "messages", fail_once)
+        monkeypatch.setattr(front.store, read, fail_once)
         assert (await stream.reply()).text == "Done." and failed.is_set()
 
 

@@ -343,13 +343,14 @@ class TurnRunner:
         self._tasks.adopt(stream.attach(self._follow_remote(row, stream.push)))
         return stream
 
-    async def _follow_remote(self, row: RunRow, on_event: OnEvent) -> Message:
+    async def _follow_remote(self, row: RunRow, on_event: OnEvent, *, interrupts: bool = False) -> Message:
         """Return the answer of a remote turn. Cancelling the wait cancels the turn, unless this process shuts down, and
         gives it a moment to emit how it ended.
 
-        A turn that a steering message entered is not cancelled with it.
+        A turn that a steering message entered is not cancelled with it. `interrupts`: the earlier turns of the session
+        are cancelled first.
         """
-        following = asyncio.ensure_future(self._dispatcher.submit(row, on_event))
+        following = asyncio.ensure_future(self._submit(row, on_event, interrupts))
         try:
             ended = await asyncio.shield(following)
         except asyncio.CancelledError:
@@ -364,6 +365,11 @@ class TurnRunner:
             on_event = events_since(read_first_messages(ended)[-1].id, on_event)
             ended = await self._dispatcher.submit(answering, on_event)
         return await self._read_answer(ended)
+
+    async def _submit(self, row: RunRow, on_event: OnEvent, interrupts: bool) -> RunRow:
+        if interrupts:
+            await retry_while_lost(partial(self._cancel_earlier, row), self._runtime.clock)
+        return await self._dispatcher.submit(row, on_event)
 
     async def run(self, run: Run, message: Message | None, stream: AtlasStream | None = None) -> Message:
         """Run a turn here or remotely, and return its answer."""
@@ -468,9 +474,8 @@ class TurnRunner:
             report_failure(run, failure)
             raise
         row = cast(RunRow, run.journal.row if run.journal is not None else None)
-        if run.options.when_busy == "interrupt":
-            await self._cancel_earlier(row)
-        reply = await self._follow_remote(row, stream.push if stream else _ignore_event)
+        on_event = stream.push if stream else _ignore_event
+        reply = await self._follow_remote(row, on_event, interrupts=run.options.when_busy == "interrupt")
         run.read_output(reply)
         return reply
 
