@@ -391,6 +391,8 @@ class Table(Generic[R]):
 
     async def decode_all(self, rows: Sequence[Row]) -> list[R]:
         """Decode rows in short slices, between which other tasks run."""
+        if len(rows) <= _SLICE:
+            return self.all(rows)
         slices, found = TimeSlices(), list[R]()
         for start in range(0, len(rows), _SLICE):
             found += self.all(rows[start : start + _SLICE])
