@@ -440,14 +440,14 @@ _TWENTY_SECOND = (
 # Jobs in a state, those that are due or past their deadline, and those whose outcome is not reported. A list of the
 # most urgent ones reads no others, however many are due later or have ended.
 _TWENTY_THIRD = (
+    "DROP INDEX jobs_pending",
+    "DROP INDEX jobs_untold",
+    "DROP INDEX jobs_dead",
     "CREATE INDEX jobs_in_state ON jobs (tenant, state, seq)",
     "CREATE INDEX jobs_of_owner_in_state ON jobs (tenant, owner, state, seq) WHERE owner <> ''",
     "CREATE INDEX jobs_due ON jobs (tenant, priority, due_at, seq) WHERE state = 'queued'",
     "CREATE INDEX jobs_expiring ON jobs (tenant, deadline) WHERE state = 'queued' AND deadline IS NOT NULL",
     "CREATE INDEX jobs_unreported ON jobs (tenant, told) WHERE told = FALSE AND state NOT IN ('queued', 'running')",
-    "DROP INDEX jobs_pending",
-    "DROP INDEX jobs_untold",
-    "DROP INDEX jobs_dead",
 )
 
 STEPS: tuple[tuple[str, ...], ...] = (
