@@ -808,16 +808,17 @@ ON CONFLICT (tenant, day, owner, agent_id, model) DO UPDATE SET
 @cache
 def usage_by(keys: tuple[str, ...]) -> str:
     """Return the sums of usage by some of day, agent and model: from the sums of days that are over, and the rest."""
-    columns = f"day, agent_id, model, {', '.join(_USAGE_AMOUNTS)}"
-    groups = ", ".join(keys)
+    groups, columns = ", ".join(keys), ", ".join(f"u.{key} AS {key}" for key in keys)
+    sums = ", ".join(f"sum(u.{name}) AS {name}" for name in _USAGE_AMOUNTS)
+    of_owner, by_key = "(:all OR u.owner = :owner)", ", ".join(f"u.{key}" for key in keys)
     return f"""{_DAYS}
 SELECT {groups}, {_ADDED_AMOUNTS} FROM (
-    SELECT {columns} FROM usage_days WHERE tenant = :tenant AND day >= :since AND day < :until
-        AND (:all OR owner = :owner) AND EXISTS (
-            SELECT 1 FROM usage_closed c WHERE c.tenant = :tenant AND c.day = usage_days.day AND c.complete)
+    SELECT {columns}, {sums} FROM usage_days u WHERE u.tenant = :tenant AND u.day >= :since AND u.day < :until
+        AND {of_owner} AND u.day IN (SELECT c.day FROM usage_closed c WHERE c.tenant = :tenant AND c.complete)
+    GROUP BY {by_key}
     UNION ALL
-    SELECT {", ".join(f"u.{name}" for name in columns.split(", "))} FROM open_days CROSS JOIN usage_sums u
-    WHERE u.tenant = :tenant AND u.day = open_days.day AND (:all OR u.owner = :owner)) found
+    SELECT {columns}, {sums} FROM open_days CROSS JOIN usage_sums u
+    WHERE u.tenant = :tenant AND u.day = open_days.day AND {of_owner} GROUP BY {by_key}) found
 GROUP BY {groups} ORDER BY {groups} LIMIT :limit"""
 
 
