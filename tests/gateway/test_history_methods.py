@@ -121,6 +121,11 @@ async def test_branches_of_a_session_are_listed_from_each_of_them(tmp_path: Path
         for key in (first, second):
             found = (await client.get("sessions.branches", sessionKey=key))["sessions"]
             assert {each["sessionKey"] for each in found} == {first, second}
+            assert [each["sessionKey"] for each in found] == [first, second], "the oldest first"
+        third = (await client.get("sessions.fork", sessionKey=second, metadata=branch))["sessionKey"]
+        await client.get("sessions.delete", sessionKey=first)
+        found = (await client.get("sessions.branches", sessionKey=second))["sessions"]
+        assert {each["sessionKey"] for each in found} == {second, third}, "without the first one"
         missing = await client.request("sessions.branches", sessionKey="unknown")
         assert missing["error"]["data"]["kind"] == "SESSION_NOT_FOUND"
 

@@ -71,6 +71,21 @@ async def test_documents_of_a_collection_are_read_without_those_of_others(
     assert_indexed(explain(location, latest_of), "documents_of_collection_by_time")
 
 
+async def test_branches_are_read_without_other_sessions(store: Store, location: tuple[str, str]) -> None:
+    sessions = [PutSession(f"s{n:04}", metadata={"topic": "branch"}) for n in range(2000)]
+    branches = [
+        PutSession(f"{owner}b{n}", metadata={"branch": {"root": "s0007"}}) for n in (1, 2) for owner in ("", "@ann/")
+    ]
+    await store.commit(TENANT, sessions[:1000])
+    await store.commit(TENANT, [*branches, PutSession("other", metadata={"branch": "main"}), *sessions[1000:]])
+    found = await store.sessions(TENANT, branches=True)
+    assert sorted(each.key for each in found) == ["@ann/b1", "@ann/b2", "b1", "b2"]
+    assert [each.key for each in await store.sessions(TENANT, branches=True, prefix="@ann/", limit=1)] == ["@ann/b2"]
+    condition = (migrations.POSTGRES if location[0].startswith("postgresql:") else migrations.SQLITE)["is_branch"]
+    query = bind(TENANT, sql.list_sessions(condition), before=1 << 60, before_key="", limit=100)
+    assert_indexed(explain(location, query), "sessions_branched")
+
+
 async def test_last_runs_of_a_session_are_read_without_the_others(store: Store, location: tuple[str, str]) -> None:
     sessions = [PutSession(f"s{n}") for n in range(20)]
     await store.commit(TENANT, [*sessions, *[AcceptRun(f"r{n}", f"s{n % 20}", "a") for n in range(1000)]])

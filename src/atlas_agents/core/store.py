@@ -926,10 +926,12 @@ class Store(Protocol):
         before_key: str = "",
         prefix: str = "",
         archived: bool | None = None,
+        branches: bool = False,
     ) -> list[Session]:
         """Return sessions, latest update first, of all keys or of those that start with `prefix`.
 
-        To page, pass the `updated_at` and the key of the last one as `before` and `before_key`.
+        To page, pass the `updated_at` and the key of the last one as `before` and `before_key`. `branches`: only those
+        whose metadata has an object `branch`.
         """
         ...
 

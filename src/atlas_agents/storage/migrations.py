@@ -438,7 +438,7 @@ _TWENTY_SECOND = (
 )
 
 # Jobs in a state, those that are due or past their deadline, and those whose outcome is not reported. A list of the
-# most urgent ones reads no others, however many are due later or have ended.
+# most urgent ones reads no others, however many are due later or have ended. The few sessions that are branches.
 _TWENTY_THIRD = (
     "DROP INDEX jobs_pending",
     "DROP INDEX jobs_untold",
@@ -448,6 +448,7 @@ _TWENTY_THIRD = (
     "CREATE INDEX jobs_due ON jobs (tenant, priority, due_at, seq) WHERE state = 'queued'",
     "CREATE INDEX jobs_expiring ON jobs (tenant, deadline) WHERE state = 'queued' AND deadline IS NOT NULL",
     "CREATE INDEX jobs_unreported ON jobs (tenant, told) WHERE told = FALSE AND state NOT IN ('queued', 'running')",
+    "CREATE INDEX sessions_branched ON sessions (tenant, updated_at, key) WHERE {is_branch}",
 )
 
 STEPS: tuple[tuple[str, ...], ...] = (
@@ -478,6 +479,7 @@ SQLITE = {
     **_SQLITE_MESSAGES,
     **dict.fromkeys(_POSTGRES_SHORT, ""),
     **dict.fromkeys(_POSTGRES_UNLOGGED, ""),
+    "is_branch": """instr(metadata, CAST('"branch":{' AS BLOB)) > 0""",
 }
 POSTGRES = {
     "text": 'TEXT COLLATE "C"',
@@ -500,6 +502,7 @@ POSTGRES = {
     **_POSTGRES_MESSAGES,
     **_POSTGRES_SHORT,
     **_POSTGRES_UNLOGGED,
+    "is_branch": """position(CAST('"branch":{' AS BYTEA) IN metadata) > 0""",
 }
 
 

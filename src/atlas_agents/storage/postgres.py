@@ -34,6 +34,7 @@ from atlas_agents.core.store import (
 from atlas_agents.storage import postgres_connection
 from atlas_agents.storage.hash_chain import START, AuditSigner, ChainEnds
 from atlas_agents.storage.history_cache import HistoryCache, load_shared_secret
+from atlas_agents.storage.migrations import POSTGRES
 from atlas_agents.storage.postgres_connection import Cursor
 from atlas_agents.storage.sql import statements as sql
 from atlas_agents.storage.sql import tables
@@ -112,6 +113,7 @@ class PostgresStore(SqlReads):
         audit: Signs the audit log.
     """
 
+    _is_branch = POSTGRES["is_branch"]
     _analyze = Query(f"ANALYZE {', '.join(DERIVED_TABLES)}", {})
     """Postgres analyzes tables itself up to a minute later; until then, some sums of usage take 20 times as long."""
 

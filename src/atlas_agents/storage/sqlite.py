@@ -25,6 +25,7 @@ from atlas_agents.core.aio import SYSTEM_CLOCK, BatchThread, Clock, QueuedReques
 from atlas_agents.core.errors import StoreError, StoreFull, StoreInUse
 from atlas_agents.core.store import AcceptRun, ClaimJob, ClaimRun, Hit, RunRow, Where, Write
 from atlas_agents.storage.hash_chain import AuditSigner, ChainEnds, CheckRows
+from atlas_agents.storage.migrations import SQLITE
 from atlas_agents.storage.sql import statements, tables
 from atlas_agents.storage.sql.reads import SqlReads
 from atlas_agents.storage.sql.tables import Query, Row, Steps, WriteContext, bind
@@ -60,6 +61,8 @@ class SqliteStore(SqlReads):
         clock: Source of time.
         audit: Signs the audit log.
     """
+
+    _is_branch = SQLITE["is_branch"]
 
     def __init__(
         self,
@@ -541,6 +544,8 @@ class MemoryStore(SqlReads):
     Args:
         clock: Source of time; a `VirtualClock` in tests.
     """
+
+    _is_branch = SQLITE["is_branch"]
 
     def __init__(self, *, clock: Clock = SYSTEM_CLOCK) -> None:
         super().__init__()

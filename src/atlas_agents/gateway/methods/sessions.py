@@ -32,8 +32,7 @@ from atlas_agents.gateway.runs import read_outcomes
 from atlas_agents.tools.journal import read_first_messages
 
 _MAX_MESSAGES = 200
-_SESSION_PAGE = 200
-_MAX_BRANCH_PAGES = 50
+_MAX_BRANCHES = 10_000
 _SEARCH_TIMEOUT = 2.0
 _EXCERPT_MARGIN = 60
 _PAGE_BYTES = 512 * 1024
@@ -316,18 +315,12 @@ async def fork_session(caller: ClientConnection, params: wire.SessionsFork) -> w
 
 async def list_branches(caller: ClientConnection, params: wire.OneSession) -> wire.Branches:
     """List the sessions that continue from the same one with other versions of a message."""
-    session, prefix = await _require_session(caller, params.session_key), caller.grant.prefix
-    root = _branch_root(session, prefix)
-    found, before, before_key = list[Session](), None, ""
-    for _ in range(_MAX_BRANCH_PAGES):
-        page = await caller.hub.atlas.sessions.list(
-            limit=_SESSION_PAGE, before=before, before_key=before_key, prefix=prefix
-        )
-        found += [each for each in page if _branch_root(each, prefix) == root]
-        if len(page) < _SESSION_PAGE:
-            break
-        before, before_key = page[-1].updated_at, page[-1].key
-    found.sort(key=lambda each: each.created_at)
+    store, tenant, prefix = caller.hub.store, caller.hub.atlas.tenant, caller.grant.prefix
+    root = _branch_root(await _require_session(caller, params.session_key), prefix)
+    sessions = await store.sessions(tenant, limit=_MAX_BRANCHES, prefix=prefix, branches=True)
+    if (first := await store.session(tenant, prefix + root)) is not None and first not in sessions:
+        sessions.append(first)
+    found = sorted([each for each in sessions if _branch_root(each, prefix) == root], key=lambda each: each.created_at)
     return wire.Branches(tuple([_session_shape(caller, each) for each in found]))
 
 

@@ -73,6 +73,9 @@ class SqlReads(ABC):
     _analyze: Query | None = None
     """Statement that updates the statistics of the derived tables, if the database chooses its plans by them."""
 
+    _is_branch: str
+    """Condition of sessions that are branches of others."""
+
     def __init__(self, audit: AuditSigner | None = None) -> None:
         self._vectors = VectorCache(self)
         self.audit_signer = audit
@@ -112,11 +115,14 @@ class SqlReads(ABC):
         before_key: str = "",
         prefix: str = "",
         archived: bool | None = None,
+        branches: bool = False,
     ) -> list[store.Session]:
         before = _MAX_INTEGER if before is None else before
         conditions, values = _prefix_condition(prefix)
         if archived is not None:
             conditions.append("archived" if archived else "NOT archived")
+        if branches:
+            conditions.append(self._is_branch)
         named = {"limit": max(limit, 0), "before": before, "before_key": before_key, **values}
         return await tables.SESSIONS.decode_all(await self.fetch(bind(tenant, sql.list_sessions(*conditions), **named)))
 
