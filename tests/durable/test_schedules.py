@@ -1,7 +1,9 @@
 """Recurring tasks: each due time is one job, whatever the clock does and whichever process crashes."""
 
+import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -78,6 +80,17 @@ async def test_missed_due_times_run_once_or_are_skipped(missed: str, jobs: int) 
             await clock.jump(89)
             await clock.advance(10)
             assert len(await tasks(atlas)) == jobs + 1, "it goes on as it should"
+
+
+async def test_check_that_other_programs_interrupt_takes_no_time_of_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = count(step=0.1)
+    monkeypatch.setattr(time, "perf_counter", lambda: next(seconds))
+    clock = WallClock()
+    async with scheduled_atlas(clock) as atlas, atlas.jobs.running():
+        for name in ("morning", "noon"):
+            await atlas.jobs.schedules.add(daily(name=name))
+        await clock.advance(130)
+        assert len(await tasks(atlas)) == 2
 
 
 async def test_clock_jumps_create_no_second_job() -> None:

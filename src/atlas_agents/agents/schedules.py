@@ -81,12 +81,12 @@ class Schedules:
 
     async def add_due_jobs(self) -> None:
         """Add a job for each schedule that is due, and mark the due time as handled in the same transaction."""
-        slices = TimeSlices()
-        for record in await self._store.records(self._tenant(), "schedule"):
+        found, slices = await self._store.records(self._tenant(), "schedule"), TimeSlices()
+        for record in found:
+            await slices.pause()
             for schedule in decode_readable(_schedules, [(f"schedule {record.key}", record.body)]):
                 if not schedule.paused:
                     await self._handle(record, schedule)
-            await slices.pause()
 
     async def _handle(self, record: records.StoredRecord, schedule: records.Schedule) -> None:
         now = self._now()
