@@ -56,7 +56,6 @@ class Exemption(NamedTuple):
 
 EXEMPTIONS = [
     Exemption("tests/*words.py", r".*", "the list of these words, and the test of it"),
-    Exemption("docs/design/writing.md", r"^-.*", "the texts before they were rewritten"),
     Exemption("*", r"\bmath\.floor\b", "the function that rounds down, in Python and in JavaScript"),
     Exemption(
         "src/atlas_agents/storage/*.py",
