@@ -9,7 +9,7 @@ export PIP_ROOT_USER_ACTION = ignore
 export UV_PYTHON_DOWNLOADS = never
 
 .DEFAULT_GOAL := help
-.PHONY: help run chat team page browser sandbox searx pictures test check installs crash fuzz attacks audit sbom lint format coverage bench structure docs texts catalogue outputs hooks lock upgrade clean
+.PHONY: help run chat team page browser sandbox searx pictures test check installs crash fuzz audit sbom lint format coverage bench docs texts catalogue outputs hooks lock upgrade clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,9 +43,6 @@ crash: $(READY) ## Run more than 20,000 crash cases; limit them with CRASH="--mi
 fuzz: $(READY) ## Fuzz every reader for ten minutes; limit it with FUZZ="sse react --minutes 2"
 	$(BIN)/python tests/fuzzing/fuzz.py $(FUZZ)
 
-attacks: page browser sandbox ## Make every known attack and record the results; ROWS="16.1-mptcp" for some
-	$(BIN)/python tests/attack_page.py --run $(ROWS)
-
 audit: $(READY) ## Check the locked packages for known vulnerabilities; says so if no database can be reached
 	$(UV) venv --quiet --allow-existing --python $(BIN)/python .tools/audit
 	@$(UV) pip sync --quiet --python .tools/audit --require-hashes requirements-audit.lock
@@ -74,23 +71,19 @@ coverage: page sandbox ## Run the quick tests and report line and branch coverag
 bench: $(READY) ## Measure CPU per turn, next to a hand-written loop
 	$(BIN)/python bench/run.py bench
 
-structure: $(READY) ## Print structure metrics: modules, imports, names, files that a turn crosses
-	$(BIN)/python tests/structure.py
-
 docs: $(READY) ## Build the documentation into site/; warnings are errors
 	$(BIN)/zensical build --clean --strict
 
 pictures: page browser ## Take the screenshots for README and docs
 	PYTHONPATH=tests $(BIN)/python tests/page/screenshots.py
 
-texts: $(READY) ## Update the generated parts of the docs: examples, API, CLI help, settings, protocol, layers, attacks, models
+texts: $(READY) ## Update the generated parts of the docs: examples, API, CLI help, settings, protocol, layers, models
 	$(BIN)/python tests/doc_examples.py
 	$(BIN)/python tests/api_pages.py
 	$(BIN)/python tests/layer_table.py
 	$(BIN)/python tests/help_texts.py
 	$(BIN)/python tests/protocol_page.py
 	$(BIN)/python tests/settings_table.py
-	$(BIN)/python tests/attack_page.py
 	$(BIN)/python tests/family_page.py
 
 catalogue: $(READY) ## Generate the data of the model catalogue (prices, context windows) from the installed genai-prices

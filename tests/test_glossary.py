@@ -22,10 +22,10 @@ ROWS = [
 def defined() -> set[str]:
     """Names of modules (`gateway.protocol`), classes, functions, constants and attributes (`Tool.effect`)."""
     names: set[str] = set()
-    for module, tree in structure.sources_of(ROOT).trees.items():
+    for module, tree in structure.trees().items():
         names.add(module.removeprefix("atlas_agents").removeprefix("."))
         names |= _names(tree)
-        for node in structure.sources_of(ROOT).nodes[module]:
+        for node in structure.nodes()[module]:
             if isinstance(node, ast.ClassDef):
                 attributes = _names(node) | _assigned_to_self(node)
                 names |= attributes | {f"{node.name}.{name}" for name in attributes}

@@ -63,7 +63,7 @@ def test_the_lock_has_a_hash_for_every_package_and_no_address() -> None:
 
 
 def test_every_module_has_a_docstring() -> None:
-    modules = structure.sources_of(ROOT).trees
+    modules = structure.trees()
     assert modules
     assert [name for name, tree in modules.items() if not ast.get_docstring(tree)] == []
 
@@ -102,14 +102,6 @@ def test_layer_table_matches_the_import_contracts() -> None:
     assert layer_table.filled(page) == page, "run make texts"
 
 
-def test_contributing_lists_every_make_target() -> None:
-    targets = re.findall(r"^([a-z]+):.*## ", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
-    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    listed = re.findall(r"`make ([a-z]+)", page)
-    assert set(listed) <= set(targets)
-    assert set(targets) - set(listed) == {"help", "page", "lint", "pictures"}
-
-
 def test_workflow_runs_the_checks_on_every_supported_python() -> None:
     workflow: dict[str, Any] = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8"))
     job = workflow["jobs"]["test"]
@@ -117,17 +109,6 @@ def test_workflow_runs_the_checks_on_every_supported_python() -> None:
     assert job["strategy"]["matrix"]["python"] == supported
     assert ".ci/run" in [step.get("run") for step in job["steps"]]
     assert workflow["permissions"] == {"contents": "read"}
-
-
-def test_issue_templates_have_what_the_forge_requires() -> None:
-    folder = ROOT / ".github/ISSUE_TEMPLATE"
-    templates: list[dict[str, Any]] = [
-        yaml.safe_load(file.read_text(encoding="utf-8")) for file in folder.glob("*.yml") if file.name != "config.yml"
-    ]
-    assert len(templates) == 2
-    for template in templates:
-        assert template["name"] and template["description"]
-        assert all(field["attributes"]["label"] for field in template["body"])
 
 
 def test_commit_hooks_call_tools_that_are_installed() -> None:
