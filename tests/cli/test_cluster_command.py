@@ -12,9 +12,7 @@ import pytest
 from atlas_command import Home
 
 from atlas_agents.client import GatewayClient
-from atlas_agents.core.store import PutSession
 from atlas_agents.dispatch.members import Backlog, ClusterStatus, JobCounts, MemberStatus, TurnCounts
-from atlas_agents.storage.postgres import PostgresStore
 from checks import TIMEOUT
 from stores.postgres_server import PostgresServer
 
@@ -110,34 +108,3 @@ def test_problems_of_a_cluster_are_listed() -> None:
     assert problems(gateway, member()) == ["No leader"]
     assert problems(leader) == ["No gateway is running"]
     assert problems() == ["No worker is running", "No gateway is running"]
-
-
-def test_tenant_moves_to_another_database_and_its_rows_are_deleted(bare: Home, postgres: PostgresServer) -> None:
-    source, target = postgres.made("left"), postgres.made("entered")
-    asyncio.run(_add_session(source))
-    bare.env["ATLAS_DATABASE_URL"] = source
-    early = bare.run("store", "move", target, "--delete")
-    assert early.returncode == 1 and "was not moved away from this database: nothing was deleted" in early.stderr
-    moved = bare.run("store", "move", target)
-    assert moved.stdout.startswith("Moved tenant default: 1 row, then 0 changes; no writes for "), moved
-    late = bare.run("store", "move", target, "--abort")
-    assert late.returncode == 1 and "at the target already: move it back instead" in late.stderr
-    assert json.loads(bare.run("store", "move", target, "--delete", "--json").stdout) == {"deleted": 1}
-    assert asyncio.run(_read_sessions(target)) == ["s"]
-    refused = bare.run("store", "move", target, ATLAS_DATABASE_URL="sqlite:////tmp/none.db")
-    assert refused.returncode == 2 and "only a tenant on Postgres can be moved" in refused.stderr
-
-
-async def _add_session(url: str) -> None:
-    store = PostgresStore(url)
-    await store.open()
-    await store.commit("default", [PutSession("s")])
-    await store.close()
-
-
-async def _read_sessions(url: str) -> list[str]:
-    store = PostgresStore(url)
-    await store.open()
-    found = [session.key for session in await store.sessions("default")]
-    await store.close()
-    return found

@@ -46,13 +46,9 @@ _pgvector_works: bool | None = None
 class PostgresServer:
     """Context manager that starts a server and deletes it with its data. `start` and `stop` restart it."""
 
-    def __init__(self, *, safe: bool = False, copied: bool = True) -> None:
-        """`safe` turns fsync on and keeps the data on disk. Tests that only kill processes do not need it.
-
-        Servers with `copied` data have the same system identifier.
-        """
+    def __init__(self, *, safe: bool = False) -> None:
+        """`safe` turns fsync on and keeps the data on disk. Tests that only kill processes do not need it."""
         self._safe = safe
-        self._copied = copied
         self._programs: Path = POSTGRES_VERSIONS[18]
         self._folder = Path(tempfile.mkdtemp(prefix="atlas-pg-", dir=None if safe else _shared_memory()))
         self._data = str(self._folder / "data")
@@ -68,10 +64,7 @@ class PostgresServer:
         self.url = f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
 
     def __enter__(self) -> Self:
-        if self._copied:
-            self._copy_new_data()
-        else:
-            self._create_data()
+        self._copy_new_data()
         self.start()
         self._probe_pgvector()
         return self

@@ -1,5 +1,4 @@
-"""`atlas store …`: check the database, prune it, back it up, restore it, end the turns that a backup left open, and
-move a tenant to another database."""
+"""`atlas store …`: check the database, prune it, back it up, restore it, and end the turns that a backup left open."""
 
 import sys
 import time
@@ -189,54 +188,6 @@ async def end_turns(yes: cli.YesFlag = False, as_json: cli.JsonFlag = False) -> 
         print_json({"turns": turns, "jobs": jobs})
     else:
         print(f"Ended {plural(turns, 'turn')} and {plural(jobs, 'job')}.")
-
-
-@cli.command(app)
-async def move(
-    target: Annotated[str, cli.Argument(metavar="URL", help="The other Postgres; its password may be in ~/.pgpass.")],
-    tenant: Annotated[str, cli.Option(metavar="NAME", help="The tenant to move.")] = TENANT,
-    pause: Annotated[int, cli.Option(metavar="SECONDS", min=1, help="Maximum time without writes.")] = 5,
-    abort: Annotated[bool, cli.Option("--abort", help="Abort an incomplete move.")] = False,
-    delete: Annotated[bool, cli.Option("--delete", help="Delete the rows that a completed move left here.")] = False,
-    as_json: cli.JsonFlag = False,
-) -> None:
-    """Move a tenant to another Postgres while its turns run.
-
-    The rows are copied while the tenant is in use. Then writes here are rejected for at most a few seconds, the
-    remaining changes are copied, and the other database is opened. Restart the tenant's processes with the address of
-    the other database. If this command is interrupted, run it again to continue.
-    """
-    from atlas_agents.config.load import POSTGRES
-    from atlas_agents.config.open import is_postgres
-    from atlas_agents.config.settings import scheme
-    from atlas_agents.storage.tenant_move import TenantMove, abort_move, delete_moved, move_tenant
-
-    settings = load_settings()
-    if not is_postgres(settings):
-        raise ConfigError("only a tenant on Postgres can be moved: database_url is not a postgresql:// address")
-    if scheme(target) not in POSTGRES:  # an empty one would be the server of this machine
-        raise ConfigError("invalid URL of the other database: expected postgresql://user@host/database")
-    if abort and delete:
-        raise ConfigError("--abort and --delete cannot be combined: use one of them")
-    with progress_line() as show:
-        plan = TenantMove(tenant, settings.database_url.reveal(), target, max_pause=pause, on_step=show)
-        if abort:
-            await abort_move(plan)
-            found, text = {"aborted": True}, f"Aborted: tenant {tenant} stays here, and its copy was deleted."
-        elif delete:
-            count = await delete_moved(plan)
-            found, text = {"deleted": count}, f"Deleted {plural(count, 'row')} of tenant {tenant}."
-        else:
-            result = await move_tenant(plan)
-            found = {"rows": result.rows, "changes": result.changes, "pause": round(result.pause, 3)}
-            text = (
-                f"Moved tenant {tenant}: {plural(result.rows, 'row')}, then {plural(result.changes, 'change')}; no "
-                f"writes for {result.pause:.2f} s. Start its processes with the other address; then use --delete."
-            )
-    if as_json:
-        print_json(found)
-    else:
-        print(text)
 
 
 async def _prune(store: "Store", policy: "RetentionPolicy", *, dry_run: bool) -> "dict[Prunable, Pruned]":

@@ -97,29 +97,25 @@ async def connect(url: str) -> Connection:
 async def configure(
     connection: Connection, schema: str, busy_timeout: float, answer_timeout: float, vectors: str | None = None
 ) -> None:
-    """Set the options of a connection. The idle timeout ends the transaction of a paused process and frees its lock."""
+    """Set the options of a connection, and override settings of the server, database or role.
+
+    The idle timeout ends the transaction of a paused process and frees its lock. Commits wait for the disk, and a
+    statement after a lock sees all commits before the lock was acquired.
+    """
     connection.answer_timeout = answer_timeout
     connection.adapters.register_dumper(Vector, VectorDumper)
     path = f'"{schema}"' if vectors is None else f'"{schema}", "{vectors}"'
     milliseconds = str(max(1, int(busy_timeout * 1000)))
     await connection.execute(
         """SELECT set_config('search_path', %(schema)s, false), set_config('lock_timeout', %(wait)s, false),
-        set_config('idle_in_transaction_session_timeout', '10000', false)""",
+        set_config('idle_in_transaction_session_timeout', '10000', false),
+        set_config('default_transaction_isolation', 'read committed', false),
+        CASE WHEN current_setting('synchronous_commit') IN ('off', 'local')
+        THEN set_config('synchronous_commit', 'on', false) END""",
         {"schema": path, "wait": milliseconds},
     )
-    await set_guarantees(connection)
     if vectors is not None:  # continue the index scan until enough rows match the filter
         await connection.execute("SELECT set_config('hnsw.iterative_scan', 'strict_order', false)")
-
-
-async def set_guarantees(connection: Connection) -> None:
-    """Override settings of the server, database or role: commits wait for the disk, and a statement after a lock sees
-    all commits before the lock was acquired."""
-    await connection.execute(
-        """SELECT set_config('default_transaction_isolation', 'read committed', false),
-        CASE WHEN current_setting('synchronous_commit') IN ('off', 'local')
-        THEN set_config('synchronous_commit', 'on', false) END"""
-    )
 
 
 async def migrate(connection: Connection, schema: str) -> None:

@@ -569,7 +569,7 @@ class VectorCache:
         if not count or limit < 1:
             return []
         matrix = self._matrices.get(library)
-        if matrix is None or not matrix.is_of(version):
+        if matrix is None:
             matrix = self._matrices[library] = _Matrix(len(vector) // 2)
         self._matrices.move_to_end(library)
         async with matrix.lock:
@@ -611,10 +611,6 @@ class _Matrix:
 
     def __len__(self) -> int:
         return self._count
-
-    def is_of(self, version: int) -> bool:
-        """Return whether the ids belong to the database of this version of the library."""
-        return self.version < 0 or self.version // tables.LIBRARY_STEP == version // tables.LIBRARY_STEP
 
     @property
     def last(self) -> int:

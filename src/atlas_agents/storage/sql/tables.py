@@ -34,9 +34,6 @@ EVENT_BATCHES = (64, 16, 4, 2, 1)
 """Rows per INSERT. Few sizes, so that each statement stays prepared."""
 VALUE_BATCHES = (64, 16, 4, 1)
 """Rows per INSERT into a derived table."""
-LIBRARY_STEP = 1 << 32
-"""Versions of a library before and after a move to another database differ by this: its passages have other ids there.
-No library is changed as often."""
 MAX_SEQ = (1 << 31) - 1
 """Highest number of an event, and of a step in a journal."""
 _EVENT_TEXT = (
