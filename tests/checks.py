@@ -10,20 +10,51 @@ import ssl
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 from atlas_agents import AtlasStream, Event, Message, Provider, Request, Tool, tool
 from atlas_agents.core.aio import SystemClock
 
-TIMEOUT = 120.0
-"""Seconds after which a wait fails."""
 _TICK = 0.01
 _LONGEST_INTERVAL = 0.05
 T = TypeVar("T")
 _REFERENCE = 0.004
 """Seconds of CPU time that the computation of `cpu_factor` takes on the reference machine."""
+_MEASURED_EVERY = 15.0
+"""Seconds between two measurements of the CPU for bounds in seconds."""
+_USUAL_LOAD = 2.0
+"""Processes per core that want to run while the tests run alone, with more workers than cores."""
+
+
+def cpu_factor(samples: int = 5) -> float:
+    """Return how many times slower this machine computes now than the one on which the bounds of CPU time were chosen.
+
+    At least 1. Even CPU time grows on a busy machine: other processes share its caches and cores.
+    """
+    taken: list[float] = []
+    for _ in range(samples):
+        begun = time.process_time()
+        sum(len(str(number)) for number in range(20_000))
+        taken.append(time.process_time() - begun)
+    return max(1.0, min(taken) / _REFERENCE)
+
+
+def scaled(seconds: float) -> float:
+    """Return a bound in seconds for this machine as it is now: slower CPUs and other processes make it longer."""
+    load = os.getloadavg()[0] / (os.cpu_count() or 1)
+    return seconds * _recent_cpu_factor(int(time.monotonic() / _MEASURED_EVERY)) * max(1.0, load / _USUAL_LOAD)
+
+
+@lru_cache(maxsize=1)
+def _recent_cpu_factor(period: int) -> float:
+    del period  # the key of the cache
+    return cpu_factor(1)
+
+
+TIMEOUT = scaled(120)
+"""Seconds after which a wait fails."""
 
 
 def load_benchmark(name: str) -> Any:
@@ -289,19 +320,6 @@ async def repeat_for_block(work: Callable[[], Awaitable[T]], times: int = 3) -> 
         blocks.append(longest.seconds)
         if len(blocks) == times:
             return result, min(blocks)
-
-
-def cpu_factor() -> float:
-    """Return how many times slower this machine computes now than the one on which the bounds of CPU time were chosen.
-
-    At least 1. Even CPU time grows on a busy machine: other processes share its caches and cores.
-    """
-    taken: list[float] = []
-    for _ in range(5):
-        begun = time.process_time()
-        sum(len(str(number)) for number in range(20_000))
-        taken.append(time.process_time() - begun)
-    return max(1.0, min(taken) / _REFERENCE)
 
 
 @contextmanager

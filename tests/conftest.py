@@ -16,10 +16,9 @@ from typing import Any
 
 import hypothesis
 import pytest
-from _pytest.assertion import rewrite
-from _pytest.faulthandler import fault_handler_stderr_fd_key
 
 import fork_server
+from checks import scaled
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # shells set this for background jobs
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -88,25 +87,6 @@ _GRACE = 60.0
 """Seconds after its time limit at which a test that still runs ends its process."""
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection(session: pytest.Session) -> None:
-    """Share the assertion rewriting of changed test modules among the worker processes.
-
-    Otherwise each of them would rewrite all modules of a fresh clone, which takes longer than to collect the tests.
-    """
-    worker, workers = os.environ.get("PYTEST_XDIST_WORKER", ""), int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    if not worker:
-        return
-    modules = sorted(Path(__file__).parent.rglob("test_*.py"))
-    for module in modules[int(worker.removeprefix("gw")) % workers :: workers]:
-        cached = rewrite.get_cache_dir(module) / f"{module.stem}{rewrite.PYC_TAIL}"
-        if not cached.exists() or cached.stat().st_mtime < module.stat().st_mtime:
-            rewrite.try_makedirs(cached.parent)
-            digest, code = rewrite._rewrite_test(module, session.config)
-            state = session.config.stash[rewrite.assertstate_key]
-            rewrite._write_pyc(state, code, digest, cached)
-
-
 def pytest_collectstart() -> None:
     """Search for no garbage while modules are imported and tests are collected: they stay."""
     gc.disable()
@@ -117,17 +97,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 _cpu_before = pytest.StashKey[float]()
+_stderr = pytest.StashKey[int]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_stderr] = os.dup(2)  # what tests write to it later is captured
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """End the process of a test that hangs even after its time limit, and print the stacks of its threads.
+    """Scale the time limit of a test to the speed of the machine as it is now, and end the process of one that hangs.
 
     The exception that the time limit raises in a test can be lost: in a callback of an event loop, or in C code that
-    does not return. Then nothing else would end the run.
+    does not return. Then nothing else would end the run. The stacks of all threads are printed.
     """
-    limit = _time_limit(item) or float(item.config.getini("timeout"))
-    _end_process_after(limit + _GRACE, item.config)
+    limit = scaled(_time_limit(item) or float(item.config.getini("timeout")))
+    item.add_marker(pytest.mark.timeout(limit), append=False)
+    _end_process_after(limit + scaled(_GRACE), item.config)
     try:
         return (yield)
     finally:
@@ -138,11 +124,11 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 def pytest_exception_interact(node: pytest.Item | pytest.Collector) -> None:
     """Limit the time of the teardown after a failure, too; pytest cancels the timer when a test fails."""
     if isinstance(node, pytest.Item) and not node.config.getoption("usepdb"):
-        _end_process_after(_GRACE, node.config)
+        _end_process_after(scaled(_GRACE), node.config)
 
 
 def _end_process_after(seconds: float, config: pytest.Config) -> None:
-    faulthandler.dump_traceback_later(seconds, exit=True, file=config.stash[fault_handler_stderr_fd_key])
+    faulthandler.dump_traceback_later(seconds, exit=True, file=config.stash[_stderr])
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -220,6 +206,20 @@ def pytest_runtest_logfinish() -> None:
         gc.collect()
         gc.freeze()
     _full_collections = gc.get_stats()[2]["collections"]
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """End the output of the run with a line that says nothing but how many tests passed and failed."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if isinstance(reporter, pytest.TerminalReporter) and (counts := _count_outcomes(reporter)):
+        print(counts)
+
+
+def _count_outcomes(reporter: pytest.TerminalReporter) -> str:
+    """Return `N passed, N failed`; errors count as failures, and nothing is returned if no test was run."""
+    passed = len(reporter.getreports("passed"))
+    failed = sum(len(reporter.getreports(kind)) for kind in ("failed", "error"))
+    return f"{passed} passed, {failed} failed" if passed + failed else ""
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

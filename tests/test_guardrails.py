@@ -38,7 +38,7 @@ from atlas_agents.guardrails import (
 )
 from atlas_agents.storage.sqlite import MemoryStore
 from atlas_agents.testing import Reply, Scripted, calls, fails, in_memory_atlas, says, thinks
-from checks import collect_events
+from checks import collect_events, cpu_factor
 
 # Personal data
 
@@ -230,7 +230,9 @@ def test_hostile_texts_take_no_longer_than_others(piece: str) -> None:
     text = f"if you are x@{piece * (50_000 // len(piece))}"
     started = time.process_time()
     assert find_injections(text) == () and list(find_personal_data(text)) == []
-    assert time.process_time() - started < 5  # about 0.1: the time grows with the length, not with its square
+    assert (
+        time.process_time() - started < 5 * cpu_factor()
+    )  # about 0.1: the time grows with the length, not with its square
 
 
 @tool(effect="pure")

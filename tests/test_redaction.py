@@ -636,7 +636,7 @@ def test_a_megabyte_is_searched_in_time(text: str) -> None:
     redactor = Redactor(environment={})
     begun = time.process_time()
     redactor.text(text)
-    assert time.process_time() - begun < 10
+    assert time.process_time() - begun < 10 * cpu_factor()
 
 
 @pytest.mark.parametrize(
@@ -655,7 +655,7 @@ def test_secrets_of_large_data_are_found_and_removed_in_time(data: dict[str, Any
     begun = time.process_time()
     redactor.value(data)
     redactor.head("some result", 20_000, find_secrets(data))
-    assert time.process_time() - begun < 5
+    assert time.process_time() - begun < 5 * cpu_factor()
 
 
 def test_redacting_the_data_of_a_call_takes_less_than_a_millisecond() -> None:

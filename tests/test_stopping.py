@@ -12,7 +12,7 @@ import pytest
 from atlas_agents import AtlasStream, ToolResult, Transient, tool
 from atlas_agents.testing import Scripted, VirtualClock, calls, in_memory_atlas, says
 from atlas_agents.tools.tool import Effect
-from checks import TIMEOUT, wait_until
+from checks import TIMEOUT, cpu_factor, wait_until
 
 
 def _results(model: Scripted) -> list[ToolResult]:
@@ -212,7 +212,7 @@ def test_schema_that_could_hang_or_fetch_is_rejected(schema: dict[str, Any]) -> 
     begun = time.process_time()
     with pytest.raises(BadTool):
         Tool("odd", _nothing, parameters=schema)
-    assert time.process_time() - begun < 5
+    assert time.process_time() - begun < 5 * cpu_factor()
 
 
 def test_catastrophic_regex_pattern_is_matched_fast() -> None:
@@ -223,7 +223,7 @@ def test_catastrophic_regex_pattern_is_matched_fast() -> None:
     begun = time.process_time()
     with pytest.raises(BadArguments):
         odd.check({"a": "a" * 5000 + "!"})
-    assert time.process_time() - begun < 5
+    assert time.process_time() - begun < 5 * cpu_factor()
 
 
 async def test_delays_between_retries_are_configurable() -> None:

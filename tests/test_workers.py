@@ -22,7 +22,7 @@ import pytest_asyncio
 from atlas_agents import Agent
 from atlas_agents.testing import Scripted, calls, says
 from atlas_agents.tools.worker_pool import WorkerDied, Workers, report
-from checks import TIMEOUT, cpu_factor, wait_until
+from checks import TIMEOUT, cpu_factor, scaled, wait_until
 
 STALL = 0.05
 HEAVY = ("asyncio", "aiohttp", "pydantic", "msgspec", "cloudpickle", "atlas_agents", "atlas_agents.agents")
@@ -627,7 +627,7 @@ async def test_workers_of_a_collected_agent_end(workers: Workers) -> None:
         agent = Agent("adds", model=Scripted(calls("add", a=1, b=2), says("3")), tools=[add])
         assert (await asyncio.wait_for(agent.run("Add"), TIMEOUT)).steps[0].output == 3
         del agent
-    await wait_until(lambda: all(now <= then for now, then in zip(used(), before, strict=True)), seconds=20)
+    await wait_until(lambda: all(now <= then for now, then in zip(used(), before, strict=True)), seconds=scaled(20))
 
 
 async def test_worker_that_cannot_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

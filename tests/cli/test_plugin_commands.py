@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from atlas_command import Home, install_plugin
 
+from checks import TIMEOUT, scaled
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 CODE = '''\
 from atlas_agents import tool
@@ -70,14 +72,14 @@ def test_new_plugin_passes_its_test_and_can_be_installed(bare: Home) -> None:
     assert made.returncode == 0, made.stderr
     place = bare.folder / "my-tools"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:langsmith_plugin", str(place)]
-    tested = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=120, check=False)
+    tested = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=TIMEOUT, check=False)
     assert tested.returncode == 0, tested.stdout
     assert "2 passed" in tested.stdout
 
     target = bare.folder / "plugins"
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(target), str(place)]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    subprocess.run(command, check=True, env=environment, timeout=200)
+    subprocess.run(command, check=True, env=environment, timeout=scaled(200))
     assert "my-tools" in bare.run("plugins", "list").stdout
     model = {"ATLAS_MODEL": "http/m", "OPENAI_BASE_URL": "http://127.0.0.1:9/v1"}  # the tiny local model gets no tools
     assert "my-tools/greet" in bare.run("tools", **model).stdout

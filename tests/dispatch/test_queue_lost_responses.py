@@ -17,7 +17,7 @@ from procrastinate.jobs import Job
 from psycopg.conninfo import conninfo_to_dict
 
 from atlas_agents.dispatch.queue import Queue, QueueWorker
-from checks import TIMEOUT, wait_until
+from checks import TIMEOUT, scaled, wait_until
 from stores.postgres_server import PostgresServer
 
 pytestmark = pytest.mark.slow
@@ -322,7 +322,7 @@ async def test_queue_reconnects_soon_after_an_outage(schema: str) -> None:
                     with pytest.raises(ConnectorException):
                         await queue.note_start()
                     await asyncio.sleep(3.0)
-                async with asyncio.timeout(3.0):
+                async with asyncio.timeout(scaled(3.0)):
                     await queue.note_start()
         finally:
             await queue.close()
@@ -341,7 +341,9 @@ async def test_queue_reconnects_soon_although_an_attempt_to_connect_is_never_ans
         reconnecting = asyncio.create_task(reconnect(queue))
         await proxy.hung.wait()
         proxy.hangs = False
-        async with asyncio.timeout(6.0):  # an attempt takes 2 s; one of 10 s would delay heartbeats for too long
+        async with asyncio.timeout(
+            scaled(6.0)
+        ):  # an attempt takes 2 s; one of 10 s would delay heartbeats for too long
             await reconnecting
 
 

@@ -11,6 +11,8 @@ from kill_scripts import SCRIPTS, whole_text
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidHandshake, WebSocketException
 
+from checks import TIMEOUT
+
 Profile: TypeAlias = Literal["full", "plain", "repeating"]
 """`full` subscribes with its last number once it knows its run, `repeating` always repeats its idempotency key; so does
 `plain`, which has the plain profile."""
@@ -50,7 +52,7 @@ class ReconnectingClient:
         """Yield one authenticated socket; wait for the gateway if it is not there."""
         while True:
             try:
-                async with connect(f"ws://127.0.0.1:{self._port}/", open_timeout=120, ping_interval=None) as socket:
+                async with connect(f"ws://127.0.0.1:{self._port}/", open_timeout=TIMEOUT, ping_interval=None) as socket:
                     token = (self._home / "token").read_text().strip()
                     full = {} if self.profile == "plain" else {"protocol": 1}
                     await socket.send(json.dumps({"type": "auth", "token": token, **full}))

@@ -30,7 +30,7 @@ from atlas_agents.gateway.protocol.events import (
 )
 from atlas_agents.gateway.protocol.methods import METHODS
 from atlas_agents.gateway.server import Gateway
-from checks import TIMEOUT
+from checks import TIMEOUT, scaled
 from npm_packages import NODE, installed
 from protocol_page import PAGE, filled
 
@@ -91,7 +91,7 @@ def test_official_parser_accepts_the_asyncapi_document() -> None:
     if accepted.exists():  # by this version of the parser, on this machine
         return
     command = [NODE, folder / "check.mjs"]
-    done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=800)
+    done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=scaled(800))
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {"operations": len(operations), "found": []}
     accepted.touch()

@@ -17,7 +17,7 @@ from atlas_agents.gateway.protocol.types import UsageShape
 from atlas_agents.gateway.runs import RunHooks, RunRegistry
 from atlas_agents.gateway.telemetry import Metrics
 from atlas_agents.storage.sqlite import MemoryStore
-from checks import TIMEOUT, wait_until
+from checks import TIMEOUT, scaled, wait_until
 
 _EVENTS = [EventRow("r", seq, encode_event(ChatDelta("r", word))) for seq, word in enumerate(("One.", "Two."), 1)]
 
@@ -247,7 +247,7 @@ async def test_stream_of_a_run_ends_when_its_session_was_deleted(lost: bool) -> 
         return runs.get("r") is not None
 
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(scaled(20)):
             await wait_until(is_followed)
             await store.commit("default", [SetRun("r", 1, "done")])
             await store.commit("default", [DropSession("s")])

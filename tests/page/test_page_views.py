@@ -7,6 +7,8 @@ import pytest
 from browser import PHONE, ROOT, VIEWS, GatewayProcess, Tab, Windows, script
 from playwright.sync_api import expect
 
+from checks import scaled
+
 pytestmark = pytest.mark.slow
 
 
@@ -218,5 +220,5 @@ def test_reduced_motion_disables_animations(gateway: GatewayProcess, windows: Wi
 @pytest.mark.timeout(600)
 def test_unit_tests_of_the_page_pass() -> None:
     command = [sys.executable, "hatch_build.py", "test"]
-    completed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=580)
+    completed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=scaled(580))
     assert completed.returncode == 0, completed.stdout + completed.stderr

@@ -143,7 +143,7 @@ async def test_500_commits_never_block_the_event_loop(store: Store) -> None:
 
     async with measure_longest_block() as longest:
         await asyncio.gather(*(one(n) for n in range(500)))
-    assert longest.seconds < 0.1
+    assert longest.seconds < 0.1 * cpu_factor()
 
 
 @pytest.mark.durable

@@ -233,7 +233,7 @@ def test_pattern_matching_is_fast() -> None:
     began = time.process_time()
     assert not GlobPattern("*a" * 60 + "b").matches("a" * 250)
     assert not GlobPattern("/".join(["**", "a"] * 20) + "/b").matches("/".join(["a"] * 60))
-    assert time.process_time() - began < 10
+    assert time.process_time() - began < 10 * cpu_factor()
 
 
 # Searching
