@@ -168,7 +168,7 @@ def _larger_model(home: Home) -> None:
         (_newer_database, "database", "was written by a newer version (schema 900", "install the newer version"),
         (_folder_for_database, "database", "is not a file", "set ATLAS_DATABASE_URL"),
         (_no_postgres, "database", "postgresql://ana:…@127.0.0.1:1/atlas", "check that it is running"),
-        (_no_redis, "redis", "redis://:…@127.0.0.1:1/0 does not respond", "check that it is running"),
+        (_no_redis, "redis", "no connection to redis://:…@127.0.0.1:1/0", "check that it is running"),
         (_bad_plugin, "plugins", "demo (tools) is disabled: RuntimeError: the plugin is ill", "fix or uninstall"),
         (_larger_model, "local model", "qwen2.5-coder-1.5b is not installed, 1117 MB", "run: atlas models pull qwen"),
     ],

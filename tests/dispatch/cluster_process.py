@@ -2,7 +2,7 @@
 
 The environment variable GRACE sets how long turns may continue after SIGTERM. The model calls `note` three times, one
 after the other, and then answers. A call records its side effect in HOME/effects and takes a while, so that the process
-can be killed during it. With ATLAS_REDIS_URL, notifications go through Valkey.
+can be killed during it.
 """
 
 import asyncio
@@ -13,7 +13,6 @@ from pathlib import Path
 
 from atlas_agents import Approvals, Chunk, Request, TextChunk, Tool, ToolContext
 from atlas_agents.app.serve import Operations
-from atlas_agents.config.open import open_valkey
 from atlas_agents.config.settings import Settings
 from atlas_agents.core.paths import Secret
 from atlas_agents.dispatch.cluster import Cluster
@@ -24,7 +23,6 @@ from atlas_agents.gateway.settings import GatewaySettings
 from atlas_agents.gateway.telemetry import configure_logging
 from atlas_agents.storage.history_cache import HistoryCache
 from atlas_agents.storage.postgres import PostgresStore
-from atlas_agents.storage.valkey_cache import ValkeyCache
 from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
 
 _CALLS = 3
@@ -56,10 +54,8 @@ def build_tools(home: Path) -> list[Tool]:
 
 
 async def main(role: str, url: str, home: Path) -> None:
-    clients = [open_valkey(Secret(address) if (address := os.environ.get("ATLAS_REDIS_URL")) else None) for _ in "12"]
-    cluster = Cluster(url, valkey=clients[0])
-    histories = HistoryCache(ValkeyCache(clients[1]) if clients[1] is not None else None)
-    store = PostgresStore(url, transaction_hook=cluster.enqueue_and_notify, history_cache=histories)
+    cluster = Cluster(url)
+    store = PostgresStore(url, transaction_hook=cluster.enqueue_and_notify, history_cache=HistoryCache())
     await store.open()
     atlas = in_memory_atlas(Steps(), build_tools(home), store=store, approve=Approvals(wait=True), dispatcher=cluster)
     settings = GatewaySettings(home=home, port=0, grace=float(os.environ.get("GRACE", "1")))

@@ -5,8 +5,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from atlas_agents import Atlas, Provider, Tool
-from atlas_agents.config.open import open_valkey
-from atlas_agents.core.paths import Secret
 from atlas_agents.core.store import RunRow
 from atlas_agents.dispatch import RunningTurn
 from atlas_agents.dispatch.cluster import Cluster
@@ -15,7 +13,6 @@ from atlas_agents.gateway.runs import RunRegistry
 from atlas_agents.gateway.telemetry import Metrics
 from atlas_agents.storage.history_cache import HistoryCache
 from atlas_agents.storage.postgres import PostgresStore
-from atlas_agents.storage.valkey_cache import ValkeyCache
 from atlas_agents.testing import in_memory_atlas
 
 
@@ -38,17 +35,15 @@ async def member(
     *,
     executes_runs: bool = True,
     concurrency: int = 8,
-    redis_url: str = "",
     heartbeat_timeout: float = 6.0,
     has_events: bool = False,
     **more: Any,
 ) -> AsyncGenerator[Member, None]:
     """Run a member for the duration of the block. Without `executes_runs` it only accepts messages. With `has_events`
     it stores the events of its runs, and follows those of other members, as gateways and their workers do."""
-    pubsub, cache = [open_valkey(Secret(redis_url) if redis_url else None) for _ in range(2)]
-    histories = HistoryCache(ValkeyCache(cache) if cache is not None else None)
-    cluster = Cluster(url, schema=schema, concurrency=concurrency, valkey=pubsub, heartbeat_timeout=heartbeat_timeout)
-    store = PostgresStore(url, schema=schema, transaction_hook=cluster.enqueue_and_notify, history_cache=histories)
+    cluster = Cluster(url, schema=schema, concurrency=concurrency, heartbeat_timeout=heartbeat_timeout)
+    hook = cluster.enqueue_and_notify
+    store = PostgresStore(url, schema=schema, transaction_hook=hook, history_cache=HistoryCache())
     await store.open()
     async with AsyncExitStack() as stack:
         stack.push_async_callback(store.close)

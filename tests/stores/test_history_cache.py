@@ -1,28 +1,19 @@
 """History cache: only new messages are read, and the result always equals the database."""
 
 import asyncio
-import logging
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import msgspec
 import pytest
 
-from atlas_agents import Agent, Atlas, tool
-from atlas_agents.config.open import open_valkey
 from atlas_agents.core.messages import new_id
-from atlas_agents.core.paths import Secret
-from atlas_agents.core.store import AddMessage, DropSession, PutSession, StoredMessage, Write
+from atlas_agents.core.store import AddMessage, DropSession, PutSession, Write
 from atlas_agents.storage.history_cache import HistoryCache
 from atlas_agents.storage.postgres import PostgresStore
 from atlas_agents.storage.sql.tables import Query, Row
-from atlas_agents.storage.sqlite import MemoryStore
-from atlas_agents.storage.valkey_cache import EXPIRY, SessionCopies, ValkeyCache
-from atlas_agents.testing import Scripted, calls, fails, says
-from checks import TIMEOUT, wait_until
+from checks import TIMEOUT
 from stores.postgres_server import PostgresServer
-from stores.valkey_server import ValkeyServer
 
 pytestmark = pytest.mark.slow
 
@@ -33,7 +24,6 @@ class Counting(PostgresStore):
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
         self.statements = self.rows = 0
-        self.shared: Any = None
 
     async def fetch(self, query: Query) -> list[Row]:
         found = await super().fetch(query)
@@ -54,22 +44,14 @@ def postgres() -> Iterator[PostgresServer]:
         yield server
 
 
-@pytest.fixture(scope="module")
-def valkey() -> Iterator[ValkeyServer]:
-    with ValkeyServer() as server:
-        yield server
-
-
 @pytest.fixture
 def url(postgres: PostgresServer) -> str:
     return postgres.made("d" + new_id().replace("-", ""))
 
 
 @asynccontextmanager
-async def opened(url: str, valkey: ValkeyServer | None = None, max_bytes: int = 64 << 20) -> AsyncGenerator[Counting]:
-    shared = ValkeyCache(open_valkey(Secret(valkey.url))) if valkey is not None else None
-    store = Counting(url, history_cache=HistoryCache(shared, max_bytes=max_bytes))
-    store.shared = shared
+async def opened(url: str, max_bytes: int = 64 << 20) -> AsyncGenerator[Counting]:
+    store = Counting(url, history_cache=HistoryCache(max_bytes=max_bytes))
     async with asyncio.timeout(TIMEOUT):
         await store.open()
         store.count()
@@ -89,12 +71,6 @@ async def add_messages(
 
 async def read(store: PostgresStore, session: str = "s", tenant: str = "t") -> list[str]:
     return [row.body.decode().strip('"') for row in await store.messages(tenant, session)]
-
-
-async def start_session(store: PostgresStore) -> int:
-    session = await store.session("t", "s")
-    assert session is not None
-    return session.created_at
 
 
 @pytest.mark.parametrize("length", [10, 1000])
@@ -184,194 +160,3 @@ async def test_concurrent_reads_return_the_same_history(url: str) -> None:
             reads = [read(worker) for _ in range(4)]
             await asyncio.gather(add_messages(other, range(n, n + 1)), *reads)
             assert await read(worker) == [str(each) for each in range(n + 1)]
-
-
-@asynccontextmanager
-async def read_repeatedly(server: ValkeyServer) -> AsyncGenerator[Any]:
-    client = open_valkey(Secret(server.url))
-    try:
-        yield client
-    finally:
-        await client.aclose()
-
-
-async def wait_for_entries(client: Any, count: int) -> bytes:
-    """Wait until the cache has this many entries of the only session, and return its key."""
-
-    async def has_entries() -> bytes | None:
-        keys: list[bytes] = await client.keys("atlas:*:session:*")
-        return keys[0] if keys and await client.hlen(keys[0]) >= count else None
-
-    return await wait_until(has_entries)
-
-
-async def has_no_entries(client: Any, key: bytes) -> bool:
-    return not await client.exists(key)
-
-
-async def test_other_process_reads_a_long_history_from_valkey_and_only_the_rest_from_postgres(
-    url: str, valkey: ValkeyServer
-) -> None:
-    async with opened(url, valkey) as one, opened(url, valkey) as two, read_repeatedly(valkey) as client:
-        await client.flushall()
-        await add_messages(one, range(1000))
-        await read(one)
-        key = await wait_for_entries(client, 1)
-        assert EXPIRY - 60 < await client.ttl(key) <= EXPIRY
-        await add_messages(one, range(1000, 1002))
-        assert await read(two) == [str(n) for n in range(1002)]
-        assert two.count() == (2, 1 + 3)
-        await wait_for_entries(client, 2)
-        await one.commit("t", [DropSession("s")])
-        await wait_until(lambda: has_no_entries(client, key))
-
-
-async def corrupt(client: Any, key: bytes) -> None:
-    for field, value in (await client.hgetall(key)).items():
-        await client.hset(key, field, value[:-3] + b"xyz")
-
-
-async def forge(client: Any, key: bytes) -> None:
-    """Well formed and in the right place, but written without the secret."""
-    for field, value in (await client.hgetall(key)).items():
-        if field.endswith(b".5"):
-            previous, ((id, run_id, _), last) = msgspec.msgpack.decode(value[16:])
-            forged = msgspec.msgpack.encode([previous, [[id, run_id, b'"forged"'], last]])
-            await client.hset(key, field, value[:16] + forged)
-
-
-async def swap(client: Any, key: bytes) -> None:
-    """Valid entries, swapped with one another."""
-    found = await client.hgetall(key)
-    await client.hset(key, mapping=dict(zip(found, reversed(list(found.values())), strict=True)))
-
-
-async def cut(client: Any, key: bytes) -> None:
-    for field in list(await client.hkeys(key))[::2]:
-        await client.hdel(key, field)
-
-
-async def add_foreign_entry(client: Any, key: bytes) -> None:
-    found = await client.hkeys(key)
-    await client.hset(key, mapping={field: b"" for field in found} | {b"odd": b"\xff", b"1.x": b"y"})
-
-
-async def retype(client: Any, key: bytes) -> None:
-    await client.delete(key)
-    await client.set(key, "a text")
-
-
-async def flush(client: Any, key: bytes) -> None:
-    await client.flushall()
-
-
-@pytest.mark.parametrize("harm", [corrupt, forge, swap, cut, add_foreign_entry, retype, flush])
-async def test_tampered_cache_entries_never_change_the_history(
-    url: str, valkey: ValkeyServer, harm: Callable[[Any, bytes], Any]
-) -> None:
-    async with opened(url, valkey) as one, read_repeatedly(valkey) as client:
-        await client.flushall()
-        for n in range(0, 10, 2):
-            await add_messages(one, range(n, n + 2))
-            await read(one)
-        await harm(client, await wait_for_entries(client, 5))
-        async with opened(url, valkey) as two:
-            assert await read(two) == [str(n) for n in range(10)]
-            await add_messages(two, range(10, 12))
-            assert await read(one) == await read(two) == [str(n) for n in range(12)]
-
-
-async def test_entries_of_another_or_an_earlier_session_are_ignored(url: str, valkey: ValkeyServer) -> None:
-    async with opened(url, valkey) as one, read_repeatedly(valkey) as client:
-        await client.flushall()
-        await add_messages(one, range(4), session="other", prefix="secret")
-        await read(one, "other")
-        key = await wait_for_entries(client, 1)
-        found = await client.hgetall(key)
-        await add_messages(one, range(4))
-        created = await start_session(one)
-        (stolen,) = found.values()
-        await client.hset(key.replace(b"other", b"s"), b"%d.1" % created, stolen)
-        async with opened(url, valkey) as two:
-            assert await two.shared.get("t", "s", created) == ()
-            assert await read(two) == ["0", "1", "2", "3"]
-
-
-async def test_entries_of_a_diverged_copy_of_the_database_are_ignored(url: str, valkey: ValkeyServer) -> None:
-    """A copy of the database has the same secret. Messages written there later must not appear here."""
-    async with opened(url, valkey) as one, read_repeatedly(valkey) as client:
-        await client.flushall()
-        rows: tuple[StoredMessage, ...] = ()
-        for piece in (range(3), range(3, 5), range(5, 6)):
-            await add_messages(one, piece)
-            rows = tuple(await one.messages("t", "s"))
-        await wait_for_entries(client, 3)
-        newer = [StoredMessage("s", seq, f"x{seq}", "r", b'"there"') for seq in (4, 5)]
-        created = await start_session(one)
-        one.shared.put("t", "s", created, (*rows[:3], *newer), 3)
-        await asyncio.wait(set(one.shared._tasks))
-        assert await one.shared.get("t", "s", created) == (*rows[:3], *newer)
-        async with opened(url, valkey) as two:
-            assert await read(two) == ["0", "1", "2", "3", "4", "5"]
-
-
-async def test_without_valkey_the_database_is_read_without_delay(url: str, caplog: pytest.LogCaptureFixture) -> None:
-    with ValkeyServer() as server:
-        async with opened(url, server) as one:
-            await add_messages(one, range(3))
-            await read(one)
-            server.stop()
-            async with opened(url, server) as two:
-                with caplog.at_level(logging.WARNING):
-                    assert await read(two) == ["0", "1", "2"]
-                    for n in range(20):
-                        await add_messages(two, range(2), session=f"s{n}")
-                        assert await read(two, f"s{n}") == ["0", "1"]
-                assert (
-                    len([record for record in caplog.records if "shared copies" in record.message]) <= 2
-                )  # one of each
-            server.start()
-            with server.frozen():
-                async with opened(url, server) as two:
-                    assert await read(two) == ["0", "1", "2"]
-    assert "canary" not in caplog.text
-
-
-async def test_state_of_a_session_is_copied_for_other_programs() -> None:
-    @tool(confirm=True)
-    async def pay() -> str:
-        """Pay."""
-        return "paid"
-
-    async def approve(request: Any) -> bool:
-        shown.append(await read("s"))
-        return True
-
-    async def read(session: str) -> dict[str, Any]:
-        await asyncio.wait_for(copies.flushed(), TIMEOUT)
-        return msgspec.json.decode(await client.get(f"agent:session:{session}") or b"{}")
-
-    shown: list[dict[str, Any]] = []
-    store, model = MemoryStore(), Scripted(calls("pay"), says("Done."), fails(ValueError("no")), says("Again."))
-    with ValkeyServer() as server:
-        client: Any = open_valkey(Secret(server.url))
-        async with Atlas([Agent("a", model=model, tools=[pay])], store=store, approve=approve, retries=()) as atlas:
-            copies = SessionCopies(open_valkey(Secret(server.url)), lambda run: store.run(atlas.tenant, run))
-            for name in ("stream:start", "approval:asked", "approval:answered", "tool:result", "stream:end"):
-                atlas.on(name, copies.receive)
-            await atlas.ask("Pay.", session="s", user="ann")
-            done = await read("s")
-            with pytest.raises(ValueError, match="no"):
-                await atlas.ask("Pay.", session="t")
-            failed = await read("t")
-            server.stop()
-            assert (await atlas.ask("Go on.", session="s")).text == "Again."  # without the server
-            await copies.close()
-        await client.aclose()
-    assert [each["status"] for each in (*shown, done, failed)] == ["waiting", "done", "failed"]
-    assert (done["agentId"], done["user"], [(each["tool"], each["status"]) for each in done["steps"]]) == (
-        "a",
-        "ann",
-        [("pay", "ok")],
-    )
-    assert done["startedAt"] <= done["steps"][0]["at"] <= done["endedAt"]

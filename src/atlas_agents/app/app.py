@@ -32,7 +32,7 @@ from atlas_agents.app.tools import (
     only_named_tools,
 )
 from atlas_agents.config.load import POSTGRES, load
-from atlas_agents.config.open import is_postgres, open_home, open_store, open_valkey
+from atlas_agents.config.open import is_postgres, open_home, open_store
 from atlas_agents.config.settings import Settings, scheme
 from atlas_agents.core import install_command
 from atlas_agents.core.aio import BackgroundTasks, run_in_thread
@@ -81,7 +81,7 @@ class ClusterConfig:
         from atlas_agents.dispatch.cluster import Cluster
 
         self._settings = settings
-        self._cluster = Cluster(settings.database_url.reveal(), valkey=open_valkey(settings.redis_url))
+        self._cluster = Cluster(settings.database_url.reveal())
 
     @property
     def dispatcher(self) -> Dispatcher:
@@ -297,12 +297,13 @@ def load_workspace_agents(folder: Path | str) -> Atlas:
 
 def _copy_sessions(settings: Settings, runtime: Runtime, opening: AsyncExitStack) -> None:
     """Keep copies of session states on the Redis or Valkey server, if one is set, in every role."""
-    client = open_valkey(settings.redis_url)
-    if client is None:
+    if settings.redis_url is None:
         return
-    from atlas_agents.storage.valkey_cache import SessionCopies
-
-    copies = SessionCopies(client, partial(runtime.store.run, runtime.atlas.tenant))
+    try:
+        from atlas_agents.app.session_copies import SessionCopies, open_valkey
+    except ImportError as error:
+        raise ConfigError(f"redis_url: Valkey needs an extra; run: {install_command('cluster')}") from error
+    copies = SessionCopies(open_valkey(settings.redis_url), partial(runtime.store.run, runtime.atlas.tenant))
     opening.push_async_callback(copies.close)
     for name in ("stream:start", "approval:asked", "approval:answered", "tool:result", "stream:end"):
         runtime.atlas.on(name, copies.receive)

@@ -11,7 +11,6 @@ import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import parse_qs, unquote, urlsplit
 
 import msgspec
 
@@ -249,48 +248,22 @@ def _check_sqlite_content(path: Path) -> CheckResult:
 async def check_redis(settings: Settings) -> AsyncIterator[CheckResult]:
     if settings.redis_url is None:
         return
-    url = settings.redis_url.reveal()
-    shown = redact_url(url, "…")
+    try:
+        from atlas_agents.app.session_copies import CONNECTION_ERRORS, open_valkey
+    except ImportError:
+        yield broken("redis", "valkey is not installed", f"run: {install_command('cluster')}")
+        return
+    shown, client = redact_url(settings.redis_url.reveal(), "…"), open_valkey(settings.redis_url)
     try:
         async with asyncio.timeout(_CONNECT_SECONDS):
-            answer = await _ping_redis(url)
-    except (OSError, asyncio.IncompleteReadError, ValueError) as error:
-        remedy = "check that it is running, and the URL; or remove redis_url"
-        yield broken("redis", f"{shown} does not respond ({error or 'timeout'})", remedy)
-        return
-    if answer == b"+PONG":
+            await client.ping()
+    except CONNECTION_ERRORS as error:
+        remedy = "check that it is running, the URL and the password; or remove redis_url"
+        yield broken("redis", f"no connection to {shown}: {error or 'timeout'}", remedy)
+    else:
         yield ok("redis", f"{shown} responds")
-    else:
-        yield broken("redis", f"{shown}: {answer.decode(errors='replace')}", "check the password")
-
-
-async def _ping_redis(url: str) -> bytes:
-    """Send AUTH, if the URL has a password, and PING; return the last answer."""
-    import ssl
-
-    parts = urlsplit(url)
-    if parts.scheme == "unix":
-        reader, writer = await asyncio.open_unix_connection(parts.path)
-    else:
-        certificates = parse_qs(parts.query).get("ssl_ca_certs", [None])[0]
-        tls = ssl.create_default_context(cafile=certificates) if parts.scheme == "rediss" else None
-        reader, writer = await asyncio.open_connection(parts.hostname or "127.0.0.1", parts.port or 6379, ssl=tls)
-    try:
-        if parts.password:
-            user = [unquote(parts.username)] if parts.username else []
-            writer.write(_redis_command("AUTH", *user, unquote(parts.password)))
-            answer = (await reader.readuntil(b"\r\n")).strip()
-            if not answer.startswith(b"+"):
-                return answer
-        writer.write(_redis_command("PING"))
-        return (await reader.readuntil(b"\r\n")).strip()
     finally:
-        writer.close()
-
-
-def _redis_command(*arguments: str) -> bytes:
-    encoded = [argument.encode() for argument in arguments]
-    return b"*%d\r\n" % len(encoded) + b"".join(b"$%d\r\n%b\r\n" % (len(each), each) for each in encoded)
+        await client.aclose()
 
 
 # The gateway

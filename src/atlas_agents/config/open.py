@@ -1,4 +1,4 @@
-"""Open the resources that the settings name: the home folder, the store, the policy and Valkey."""
+"""Open the resources that the settings name: the home folder, the store and the policy."""
 
 import contextlib
 import hashlib
@@ -20,32 +20,7 @@ from atlas_agents.storage.hash_chain import AuditSigner
 from atlas_agents.tools.policy import Policy
 
 logger = logging.getLogger(__name__)
-_TIMEOUT = 2.0
 _POST_TIMEOUT = 10.0
-_EXPECTED_URL = "expected redis://:password@host:6379/0 or rediss://:password@host:6379/0?ssl_ca_certs=/path"
-
-
-def open_valkey(url: Secret | None) -> Any:
-    """Return a Valkey client that connects on first use, or None without a URL. `rediss://` verifies the host name."""
-    if url is None:
-        return None
-    try:
-        from valkey.asyncio import Valkey
-        from valkey.exceptions import ValkeyError
-    except ImportError as error:
-        raise ConfigError(f"redis_url: Valkey needs an extra; run: {install_command('cluster')}") from error
-    options: dict[str, Any] = {"socket_timeout": _TIMEOUT, "protocol": 2, "client_name": "atlas"}
-    if scheme(url.reveal()) != "unix":
-        options["socket_connect_timeout"] = _TIMEOUT
-    if scheme(url.reveal()) == "rediss":
-        options["ssl_check_hostname"] = True
-    try:
-        client: Any = Valkey.from_url(url.reveal(), **options)
-        pool = client.connection_pool
-        pool.connection_class(**pool.connection_kwargs)  # validates the options without connecting
-    except (ValueError, TypeError, ValkeyError):  # their messages may contain the password
-        raise ConfigError(f"redis_url: invalid URL or option: {_EXPECTED_URL}") from None
-    return client
 
 
 def open_home(settings: Settings) -> Path:
@@ -125,10 +100,11 @@ def _open_sqlite(path: Path, settings: Settings) -> Store:
 
 def _open_postgres(url: str, settings: Settings, transaction_hook: Any) -> Store:
     try:
+        from atlas_agents.storage.history_cache import HistoryCache
         from atlas_agents.storage.postgres import PostgresStore
     except ImportError as error:
         raise ConfigError(f"database_url: Postgres needs an extra; run: {install_command('postgres')}") from error
-    history_cache = _open_history_cache(settings) if transaction_hook else None
+    history_cache = HistoryCache() if transaction_hook else None
     audit = open_audit_signer(settings)
     return PostgresStore(url, transaction_hook=transaction_hook, history_cache=history_cache, audit=audit)
 
@@ -184,15 +160,3 @@ async def _post(url: Secret, content: bytes) -> None:
                     logger.error("audit_webhook refused the signed heads: status=%d", response.status)
     except (aiohttp.ClientError, TimeoutError) as error:
         logger.error("audit_webhook cannot be reached: error=%s", type(error).__name__)
-
-
-def _open_history_cache(settings: Settings) -> Any:
-    """Return the history cache of processes that share a database, in Valkey if one is set."""
-    from atlas_agents.storage.history_cache import HistoryCache
-
-    client = open_valkey(settings.redis_url)
-    if client is None:
-        return HistoryCache()
-    from atlas_agents.storage.valkey_cache import ValkeyCache
-
-    return HistoryCache(ValkeyCache(client))

@@ -249,7 +249,7 @@ class Settings(ToolSettings, frozen=True, kw_only=True):
         Secret | None,
         about(
             "URL of a Valkey or Redis server, `redis://…` or `rediss://…`. It gets a copy of the state of each session"
-            " for other programs to read; a cluster also uses it for pub/sub and to cache session histories.",
+            " for other programs to read.",
             hides="password",
         ),
     ] = None

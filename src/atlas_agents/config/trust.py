@@ -24,7 +24,7 @@ _SENTENCES = {
     "bash_network": "let commands use the network: {}",
     "code_python": "run code with the program {}",
     "database_url": "store all conversations in {}",
-    "redis_url": "share conversations through {}",
+    "redis_url": "copy the state of sessions to {}",
     "host": "listen on the address {}",
     "allowed_origins": "let pages of these sites use the gateway: {}",
     "allowed_hosts": "accept these host names: {}",

@@ -42,7 +42,7 @@ MAX_ATTEMPTS = 5
 """Attempts before a job becomes `dead`. A person can then retry it."""
 Missed: TypeAlias = Literal["once", "skip"]
 RecordKind: TypeAlias = Literal[
-    "schedule", "user", "tenant", "plan", "chore", "pace", "seal", "probe", "edit", "device", "oauth", "request"
+    "schedule", "user", "tenant", "plan", "chore", "pace", "probe", "edit", "device", "oauth", "request"
 ]
 DocumentKind: TypeAlias = Literal["knowledge", "memory"]
 Prunable: TypeAlias = Literal["events", "journal", "counters"]

@@ -1,7 +1,7 @@
 """Cluster dispatcher: runs wait in a queue on Postgres, and any free worker executes them.
 
 The store calls `enqueue_and_notify` inside its transaction, so a run, its queue entry and its notifications are written
-in one commit. Postgres delivers the notifications on commit; with Valkey they are published after it instead.
+in one commit. Postgres delivers the notifications on commit.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 import psycopg
@@ -30,9 +30,6 @@ from atlas_agents.dispatch.members import (
 )
 from atlas_agents.dispatch.queue import HEARTBEAT_TIMEOUT, ConnectorException, Queue, QueueWorker
 
-if TYPE_CHECKING:
-    from atlas_agents.dispatch.valkey import ValkeySubscriber
-
 logger = logging.getLogger(__name__)
 OnResumed: TypeAlias = Callable[[RunningTurn, RunRow], Awaitable[None]]
 """Called with a run that was resumed here, and its row before that."""
@@ -42,22 +39,13 @@ _MAX_SCHEMA = 53
 """Bytes of a schema name. Postgres keeps 63 bytes of the name of a channel, which adds 10 to that of the schema."""
 _BACKLOG_TICKS = 5
 _POLL_INTERVAL = 15.0
-_VALKEY_POLL_INTERVAL = 5.0
-"""Polling interval in seconds behind Valkey: a process that dies between a commit and its publication has notified
-no one, and a member without Valkey does not receive the message."""
 _NOTIFY_MANY = "SELECT pg_notify(channel, payload) FROM unnest(%s::text[], %s::text[]) AS n (channel, payload)"
 _NOTIFY = "SELECT pg_notify(%(channel)s, %(payload)s)"
 
 
-def _call_each(functions: Sequence[Callable[[], None]]) -> None:
-    for function in functions:
-        function()
-
-
 class Cluster:
     """Cluster membership of one process. `async with cluster.join():` receives the other members' notifications, and
-    `cluster.run_worker(…)` inside it executes runs. Notifications go through the `valkey` client if one is given; the
-    cluster closes it."""
+    `cluster.run_worker(…)` inside it executes runs."""
 
     is_remote = True
     _executor: RunExecutor
@@ -71,7 +59,6 @@ class Cluster:
         tenant: str = "default",
         concurrency: int = 64,
         heartbeat_timeout: float = HEARTBEAT_TIMEOUT,
-        valkey: Any = None,
     ) -> None:
         if (length := len(schema.encode())) > _MAX_SCHEMA:
             raise ConfigError(
@@ -88,7 +75,6 @@ class Cluster:
         self._followed_channel = f"{self._channel}_log"
         self._has_clients = True
         self._postgres = notifications.PostgresSubscriber(url, self._channels, self._receive, self._handle_reconnect)
-        self._valkey = self._subscribe_valkey(valkey) if valkey is not None else None
         self._worker: QueueWorker | None = None
         self._election: LeaderElection | None = None
         self._draining = False
@@ -154,21 +140,18 @@ class Cluster:
         self, connection: psycopg.AsyncConnection[Any], tenant: str, writes: Sequence[Write], results: Sequence[Any]
     ) -> Callable[[], None] | None:
         """Write the queue entry and the notifications inside a commit's transaction, and delete the jobs of this
-        worker's runs that it ends. The returned function notes this and publishes through Valkey."""
-        after = list[Callable[[], None]]()
+        worker's runs that it ends, which the returned function notes."""
         if ready := notifications.find_ready_runs(writes, results):
             await self._queue.enqueue(ready, connection, tenant)
         found = list(dict.fromkeys(notifications.notifications_for(tenant, writes, results)))
-        if found and self._valkey is not None and self._valkey.connected:
-            after.append(partial(self._valkey.publish, [*map(notifications.encode_notification, found)]))
-        elif found:
+        if found:
             await self._notify_others(connection, found)
         if self._worker is not None and tenant == self._tenant:
             jobs = self._worker.held_jobs([note.id for note in found if note.kind == "ended"])
             if jobs:
                 await self._queue.delete([*jobs.values()], connection)
-                after.append(partial(self._worker.note_deleted, jobs))
-        return partial(_call_each, after) if after else None
+                return partial(self._worker.note_deleted, jobs)
+        return None
 
     async def submit(self, row: RunRow, on_event: OnEvent) -> RunRow:
         """Wait for a run that was queued by the commit that accepted it."""
@@ -214,16 +197,11 @@ class Cluster:
         try:
             await retry_while_unreachable(self._postgres.ready.wait)
             await self._members.wait_until_registered()
-            if self._valkey is not None:
-                await self._valkey.open(await notifications.read_database_identity(self._url, self._schema))
-                services.spawn(self._valkey.run())
             yield self
         finally:
             await services.close()
             await self._tasks.close()
             await self._members.leave()
-            if self._valkey is not None:
-                await self._valkey.close()
             await self._queue.close()
 
     @asynccontextmanager
@@ -347,28 +325,8 @@ class Cluster:
 
     async def _poll(self) -> None:
         while True:
-            await asyncio.sleep(_POLL_INTERVAL if self._valkey is None else _VALKEY_POLL_INTERVAL)
+            await asyncio.sleep(_POLL_INTERVAL)
             self._handle_reconnect()
-
-    async def _notify(self, payloads: Sequence[str]) -> None:
-        """Send notifications through Postgres that Valkey did not accept; if that fails too, the other members poll."""
-        try:
-            async with await psycopg.AsyncConnection.connect(
-                self._url, **notifications.CONNECTION_OPTIONS
-            ) as connection:
-                joined = notifications.join_payloads(payloads)
-                await connection.execute(_NOTIFY_MANY, ([self._channel] * len(joined), joined))
-        except (psycopg.Error, OSError) as error:
-            logger.warning("notification not sent: error=%s", error)
-
-    def _subscribe_valkey(self, client: Any) -> "ValkeySubscriber":
-        from atlas_agents.dispatch.valkey import ValkeySubscriber
-
-        return ValkeySubscriber(client, self._receive_payload, self._handle_reconnect, self._notify)
-
-    def _receive_payload(self, payload: str) -> None:
-        if (notification := notifications.decode_notification(payload)) is not None:
-            self._receive(notification)
 
     def _receive(self, notification: notifications.Notification) -> None:
         if notification.tenant != self._tenant:

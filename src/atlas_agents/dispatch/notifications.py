@@ -187,19 +187,10 @@ class PostgresSubscriber:
                 await connection.execute("SELECT 1")
 
 
-async def read_database_identity(url: str, schema: str) -> str:
-    """Return a name that identifies this database and schema, whichever address they are reached by."""
-    async with await psycopg.AsyncConnection.connect(url, **CONNECTION_OPTIONS) as connection:
-        cursor = await connection.execute("SELECT system_identifier, current_database() FROM pg_control_system()")
-        system, database = await cursor.fetchone() or ("", "")
-    return f"{system}\0{database}\0{schema}"
-
-
 def deliver_cancellation() -> None:
     """Raise a lost cancellation of the current task.
 
-    psycopg replaces one by the error of a connection that breaks at the same time. The Valkey client uses `wait_for`,
-    which before Python 3.12 loses one that arrives together with the response.
+    psycopg replaces one by the error of a connection that breaks at the same time.
     """
     task = asyncio.current_task()
     if task is not None and task.cancelling():

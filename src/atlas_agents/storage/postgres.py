@@ -13,7 +13,6 @@ import secrets
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 import psycopg
@@ -33,7 +32,7 @@ from atlas_agents.core.store import (
 )
 from atlas_agents.storage import postgres_connection
 from atlas_agents.storage.hash_chain import START, AuditSigner, ChainEnds
-from atlas_agents.storage.history_cache import HistoryCache, load_shared_secret
+from atlas_agents.storage.history_cache import HistoryCache
 from atlas_agents.storage.migrations import POSTGRES
 from atlas_agents.storage.postgres_connection import Cursor
 from atlas_agents.storage.sql import statements as sql
@@ -191,14 +190,12 @@ class PostgresStore(SqlReads):
             Writer(pool, self._schema, self._clock, self._retry_timeout, self._transaction_hook, key),
             Writer(pool, self._schema, self._clock, self._retry_timeout, is_shared=True),
         )
-        try:
-            if self._history_cache is not None and self._history_cache.shared is not None:
-                await self._history_cache.shared.open(partial(load_shared_secret, self))
-            if self.audit_signer is not None:
+        if self.audit_signer is not None:
+            try:
                 await self.audit_signer.open(self, self.audit_ends)
-        except BaseException:
-            await self.close()
-            raise
+            except BaseException:
+                await self.close()
+                raise
         self._refreshing.spawn(self._refresh_all())
 
     async def close(self) -> None:
@@ -212,8 +209,6 @@ class PostgresStore(SqlReads):
             for writer in writers:
                 await writer.finish()
             await self._reads.wait()
-            if self._history_cache is not None and self._history_cache.shared is not None:
-                await self._history_cache.shared.close()
             await pool.close()
 
     async def commit(self, tenant: str, writes: Sequence[Write]) -> list[Any]:
@@ -229,7 +224,7 @@ class PostgresStore(SqlReads):
         if self._history_cache is not None:
             for write in writes:
                 if isinstance(write, DropSession):
-                    self._history_cache.drop(tenant, write.key)
+                    self._history_cache.evict(tenant, write.key)
         return results
 
     async def messages(

@@ -109,7 +109,6 @@ HISTORY = f"""
 SELECT s.created_at, {t.MESSAGES.select("m")} FROM sessions s
 LEFT JOIN messages m ON m.tenant = :tenant AND m.session = :session AND m.seq >= :since
 WHERE s.tenant = :tenant AND s.key = :session ORDER BY m.seq"""
-HISTORY_STATE = "SELECT created_at, last_message FROM sessions WHERE tenant = :tenant AND key = :session"
 
 # Runs
 

@@ -2,14 +2,11 @@
 
 import contextlib
 import importlib.util
-import os
 import shutil
-import signal
 import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Generator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -21,7 +18,7 @@ PASSWORD = "s3cret-canary"
 
 
 class ValkeyServer:
-    """Context manager that starts a server and stops it. `start` and `stop` restart it without data."""
+    """Context manager that starts a server and stops it."""
 
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="atlas-valkey-"))
@@ -59,13 +56,3 @@ class ValkeyServer:
             self._process.kill()
             self._process.wait(TIMEOUT)
             self._process = None
-
-    @contextlib.contextmanager
-    def frozen(self) -> Generator[None]:
-        """The server is paused inside the block; connections stay open."""
-        assert self._process is not None
-        os.kill(self._process.pid, signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            os.kill(self._process.pid, signal.SIGCONT)
