@@ -68,8 +68,8 @@ coverage: page sandbox ## Run the quick tests and report line and branch coverag
 	$(BIN)/pytest -n 2 --dist worksteal -q --cov --cov-report=term --cov-report=html $(or $(TESTS),-m "not slow")
 	@echo "Uncovered lines: .cache/coverage/html/index.html"
 
-bench: $(READY) ## Measure CPU per turn, next to a hand-written loop
-	$(BIN)/python bench/run.py bench
+bench: $(READY) ## Measure CPU per turn, next to a hand-written loop; BENCH="--quick" without other frameworks
+	$(BIN)/python bench/run.py bench $(BENCH)
 
 docs: $(READY) ## Build the documentation into site/; warnings are errors
 	$(BIN)/zensical build --clean --strict

@@ -17,47 +17,33 @@ per turn during which a transaction holds an exclusive lock of a tenant or its a
 
 import argparse
 import asyncio
-import json
-import os
 import re
 import statistics
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import LiteralString
 
 import psycopg
-from websockets.asyncio.client import ClientConnection, connect
+from websockets.asyncio.client import ClientConnection
 
-from atlas_agents import (
-    Agent,
-    Atlas,
-    Capabilities,
-    Chunk,
-    DoneChunk,
-    Request,
-    TextChunk,
-    ToolCall,
-    ToolCallChunk,
-    Usage,
-)
+from atlas_agents import Agent, Atlas
 from atlas_agents.dispatch.cluster import Cluster
 from atlas_agents.gateway.cluster import ClusterMembership, run_worker
 from atlas_agents.gateway.server import Gateway, run
 from atlas_agents.gateway.settings import GatewaySettings
 from atlas_agents.storage.history_cache import HistoryCache
 from atlas_agents.storage.postgres import PostgresStore
-from atlas_agents.tools.tool import tool
+from harness import ROOT, Model, cpu_seconds_of_tree, look, owner_token, print_line, run_turn, sign_in, started
+from tables import medians, table
 
-sys.path.append(str(Path(__file__).parent.parent / "tests"))
+sys.path.append(str(ROOT / "tests"))
 from stores.postgres_server import PostgresServer
 
-WORDS = 50
-TICK = os.sysconf("SC_CLK_TCK")
 WARM_UP_TURNS = 2
 _WAL_BYTES = "SELECT pg_current_wal_flush_lsn() - '0/0'::pg_lsn"
 _TRANSACTIONS = """
@@ -78,100 +64,36 @@ _LOGGED_STATEMENT = re.compile(r"LOG:\s+(?:statement|execute [^:]*): (.*)", re.D
 _VALUE = re.compile(r"'[^']*'|\$?-?\b\d+\b")
 _WAL_RECORD = re.compile(r"rmgr: (\S+).*?len \(rec/tot\): +(\d+)/ *(\d+), tx:.*?desc: (\S+)(?:.*?rel \d+/\d+/(\d+))?")
 _RELATIONS = "SELECT pg_relation_filenode(oid), relname FROM pg_class WHERE pg_relation_filenode(oid) IS NOT NULL"
-ROOT = Path(__file__).parent.parent
 
 
-@tool
-async def look(thing: str) -> str:
-    """Look at something."""
-    return f"It is a {thing}."
-
-
-class Model:
-    """Calls a tool, then answers with fifty words."""
-
-    id = "model"
-    capabilities = Capabilities()
-
-    def __init__(self, pause: float) -> None:
-        self._pause = pause
-
-    async def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
-        if request.messages[-1].role == "user":
-            yield ToolCallChunk(ToolCall(f"call{len(request.messages)}", "look", {"thing": "stone"}))
-        else:
-            for _ in range(WORDS):
-                await asyncio.sleep(self._pause)
-                yield TextChunk("word ")
-        yield DoneChunk(Usage(1, WORDS))
-
-
-async def serve(role: str, url: str, home: Path, pause: float) -> None:
+async def serve(
+    role: str, url: str, home: Path, pause: float, make_store: Callable[..., PostgresStore] = PostgresStore
+) -> None:
+    """Be a gateway or a worker of the cluster."""
     cluster = Cluster(url)
-    store = PostgresStore(url, transaction_hook=cluster.enqueue_and_notify, history_cache=HistoryCache())
+    store = make_store(url, transaction_hook=cluster.enqueue_and_notify, history_cache=HistoryCache())
     await store.open()
     atlas = Atlas([Agent("assistant", model=Model(pause), tools=[look])], store=store, dispatcher=cluster)
     if role == "worker":
-        await run_worker(atlas, cluster, 1.0, lambda: print("0", flush=True))
+        await run_worker(atlas, cluster, 1.0, lambda: print_line(0))
     else:
         membership = ClusterMembership(cluster, executes_runs=False)
         gateway = Gateway(atlas, GatewaySettings(home=home, port=0), membership=membership)
-        await gateway.serve(lambda it: print(it.port, flush=True))
+        await gateway.serve(lambda it: print_line(it.port))
     await store.close()
 
 
-@asynccontextmanager
-async def member(
-    role: str, url: str, home: Path, pause: float, checkout: Path
-) -> AsyncGenerator[tuple[int, int], None]:
-    """Run a member of a checkout in a process and yield (process id, port) once it is ready."""
-    command = (sys.executable, __file__, "serve", role, url, str(home), str(pause))
-    environment = os.environ | {"PYTHONPATH": str(checkout / "src")}
-    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, env=environment)
-    assert process.stdout
-    try:
-        yield process.pid, int(await process.stdout.readline())
-    finally:
-        process.terminate()
-        await process.wait()
-
-
-def cpu(process: int, *, children: bool = False) -> float:
-    """Return the CPU seconds used by a process, with `children` including its descendants."""
-    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    used = sum(map(int, fields[11 : 15 if children else 13])) / TICK
-    if children:
-        for child in Path(f"/proc/{process}/task/{process}/children").read_text().split():
-            with suppress(FileNotFoundError, ProcessLookupError):  # it has just exited, and is counted with its parent
-                used += cpu(int(child))
-    return used
-
-
-async def connect_client(port: int, home: Path) -> ClientConnection:
-    socket = await connect(f"ws://127.0.0.1:{port}/", compression=None)
-    token = (home / "token").read_text().strip()
-    await socket.send(json.dumps({"type": "auth", "token": token, "protocol": 1}))
-    await socket.recv()
-    return socket
-
-
-async def turn(socket: ClientConnection, session: str) -> float:
-    """Run one turn and return its duration."""
-    started = time.monotonic()
-    await socket.send(json.dumps({"id": 1, "method": "chat.send", "params": {"sessionKey": session, "message": "Go"}}))
-    while True:
-        frame = await socket.recv(decode=True)  # not parsed, because the clients use the same cores
-        if '"event":"chat.final"' in frame:
-            return time.monotonic() - started
-        if '"event":"chat.error"' in frame or '"error":{' in frame:
-            raise SystemExit(f"a turn failed: {frame}")
-
-
-async def one_row(url: str, options: LiteralString) -> list[float]:
+async def one_row(url: str, statement: LiteralString) -> list[float]:
     async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
-        row = await (await connection.execute(options)).fetchone()
+        row = await (await connection.execute(statement)).fetchone()
         assert row is not None
         return [float(value) for value in row]
+
+
+async def execute(url: str, *statements: LiteralString) -> None:
+    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
+        for statement in statements:
+            await connection.execute(statement)
 
 
 class LockSampler:
@@ -188,18 +110,10 @@ class LockSampler:
                 self._samples.append(row or (0, 0))
                 await asyncio.sleep(_SAMPLE_INTERVAL)
 
-    def milliseconds(self, wall: float, turns: int) -> tuple[float, float]:
+    def milliseconds(self, wall: float, turns: float) -> tuple[float, float]:
         """Return the time per turn during which locks were held, and during which transactions waited for one."""
         held, awaited = (statistics.fmean(values) for values in zip(*self._samples, strict=True))
         return 1000 * held * wall / turns, 1000 * awaited * wall / turns
-
-
-async def set_statement_log(url: str, value: LiteralString) -> None:
-    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
-        await connection.execute("ALTER SYSTEM SET log_line_prefix = '#'")
-        await connection.execute("ALTER SYSTEM SET log_statement = " + value)
-        await connection.execute("SELECT pg_reload_conf()")
-        await connection.execute("SELECT pg_sleep(0.3)")  # every server process must have read the setting
 
 
 def read_statements(log: str) -> Counter[str]:
@@ -212,47 +126,61 @@ def read_statements(log: str) -> Counter[str]:
     return found
 
 
+class Clients:
+    """Clients that run one turn after the other, each in a session of its own."""
+
+    def __init__(self, sockets: Sequence[ClientConnection]) -> None:
+        self._sockets = sockets
+
+    async def run(self, turns: int) -> list[float]:
+        """Run some turns per client; return their durations, shortest first."""
+        durations = await asyncio.gather(*(self._run_client(number, turns) for number in range(len(self._sockets))))
+        return sorted([each for of_client in durations for each in of_client])
+
+    async def _run_client(self, number: int, turns: int) -> list[float]:
+        durations: list[float] = []
+        for _ in range(turns):
+            begin = time.monotonic()
+            frames = await run_turn(self._sockets[number], f"s{number}")
+            durations.append(frames[-1][0] - begin)
+        return durations
+
+
 async def measure(
     server: PostgresServer, workers: int, options: argparse.Namespace, name: str, checkout: Path
 ) -> dict[str, float]:
     """Measure one round on a new database."""
     url = server.made(name)
+    each = max(1, options.turns // options.sessions)
+    turns = each * options.sessions
     async with AsyncExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        gateway, port = await stack.enter_async_context(member("gateway", url, home, options.pause, checkout))
-        workers_pids = [
-            (await stack.enter_async_context(member("worker", url, home, options.pause, checkout)))[0]
-            for _ in range(workers)
+        roles = ("gateway", *("worker",) * workers)
+        members = [
+            await stack.enter_async_context(started("serve", role, url, home, options.pause, checkout=checkout))
+            for role in roles
         ]
-        sockets = [await connect_client(port, home) for _ in range(options.sessions)]
-        each = max(1, options.turns // options.sessions)
-        turns = each * options.sessions
-
-        async def client(index: int, turns: int) -> list[float]:
-            return [await turn(sockets[index], f"s{index}") for _ in range(turns)]
-
-        async def run_all(turns: int) -> list[float]:
-            found = await asyncio.gather(*(client(index, turns) for index in range(options.sessions)))
-            return sorted(durations for durations_of_client in found for durations in durations_of_client)
-
-        await run_all(WARM_UP_TURNS)
+        port, *_ = [await member.read_line() for member in members]
+        sockets = [await sign_in(port, owner_token(home)) for _ in range(options.sessions)]
+        clients = Clients([await stack.enter_async_context(socket) for socket in sockets])
+        await clients.run(WARM_UP_TURNS)
 
         def used() -> tuple[float, float, float]:
-            return cpu(gateway), sum(map(cpu, workers_pids)), cpu(server.pid, children=True)
+            gateway, *others = [member.cpu() for member in members]
+            return gateway, sum(others), cpu_seconds_of_tree(server.pid)
 
         sampling = asyncio.create_task((sampler := LockSampler(url)).run())
-        (wal_start,), before, started = await one_row(url, _WAL_BYTES), used(), time.monotonic()
-        durations = await run_all(each)
-        wall, after, (wal_end,) = time.monotonic() - started, used(), await one_row(url, _WAL_BYTES)
+        (wal_start,), before, begin = await one_row(url, _WAL_BYTES), used(), time.monotonic()
+        durations = await clients.run(each)
+        wall, after, (wal_end,) = time.monotonic() - begin, used(), await one_row(url, _WAL_BYTES)
         sampling.cancel()
         await asyncio.wait([sampling])
+        title = f"{workers} workers, {checkout}"
         if options.wal:
-            print_wal(await read_wal(server, url, wal_start, wal_end), turns, workers, checkout)
-        statements = await count_statements(server, url, run_all)
+            print_wal(await read_wal(server, url, wal_start, wal_end), turns, title)
+        statements = await count_statements(server, url, clients.run)
         if options.statements:
-            print_statements(statements, _LOGGED_TURNS * options.sessions, f"{workers} workers, {checkout}")
-        for socket in sockets:
-            await socket.close()
+            print_statements(statements, _LOGGED_TURNS * options.sessions, title)
     others = (_LOGGED_TURNS + WARM_UP_TURNS) * options.sessions
     commits, busy = [value / (turns + others) for value in await one_row(url, _TRANSACTIONS)]
     lock_ms, wait_ms = sampler.milliseconds(wall, turns)
@@ -293,53 +221,45 @@ async def read_wal(server: PostgresServer, url: str, start: float, end: float) -
     return found
 
 
-def print_wal(found: dict[str, Counter[str]], turns: int, workers: int, checkout: Path) -> None:
+def print_wal(found: dict[str, Counter[str]], turns: int, title: str) -> None:
     total = Counter[str]()
     for each in found.values():
         total.update(each)
-    print(f"\nWAL per turn, {workers} workers, {checkout}\n records    bytes   images")
+    print(f"\nWAL per turn, {title}\n records    bytes   images")
     for name, each in sorted([*found.items(), ("all", total)], key=lambda item: -item[1]["bytes"]):
         print(*(f"{each[column] / turns:8.2f}" for column in ("records", "bytes", "images")), name)
 
 
 async def count_statements(
-    server: PostgresServer, url: str, run_all: Callable[[int], Awaitable[list[float]]]
+    server: PostgresServer, url: str, run_turns: Callable[[int], Awaitable[object]]
 ) -> Counter[str]:
     """Count the statements of some turns that are run after the measurement, because the log costs time."""
-    await set_statement_log(url, "'all'")
+    reload: LiteralString = "SELECT pg_reload_conf(), pg_sleep(0.3)"  # every server process must have read the setting
+    await execute(url, "ALTER SYSTEM SET log_line_prefix = '#'", "ALTER SYSTEM SET log_statement = 'all'", reload)
     start = server.log.stat().st_size
-    await run_all(_LOGGED_TURNS)
-    with server.log.open("rb") as log:
-        log.seek(start)
-        text = log.read().decode(errors="replace")
-    await set_statement_log(url, "'none'")
+    await run_turns(_LOGGED_TURNS)
+    text = server.log.read_bytes()[start:].decode(errors="replace")
+    await execute(url, "ALTER SYSTEM SET log_statement = 'none'", reload)
     return read_statements(text)
-
-
-async def put_off_checkpoints(url: str) -> None:
-    """Make no checkpoint during the measurement: the first change of a page after one writes the whole page to the WAL,
-    so the WAL of a turn would depend on when it happens."""
-    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
-        await connection.execute("ALTER SYSTEM SET checkpoint_timeout = '1d'")
-        await connection.execute("ALTER SYSTEM SET max_wal_size = '16GB'")
-        await connection.execute("SELECT pg_reload_conf()")
 
 
 async def main(options: argparse.Namespace) -> None:
     checkouts = {"": ROOT} | ({"before: ": options.against.resolve()} if options.against else {})
     found: dict[str, list[dict[str, float]]] = {}
     with PostgresServer(safe=not options.unsafe) as server:
-        await put_off_checkpoints(server.url)
+        # No checkpoint during the measurement: the first change of a page after one writes the whole page to the WAL.
+        await execute(
+            server.url,
+            "ALTER SYSTEM SET checkpoint_timeout = '1d'",
+            "ALTER SYSTEM SET max_wal_size = '16GB'",
+            "SELECT pg_reload_conf()",
+        )
         for number in range(options.rounds):
             for workers in options.workers:  # interleaved, so that noise affects all of them
                 for index, (label, checkout) in enumerate(checkouts.items()):
-                    name = f"b{number}w{workers}c{index}"
-                    row = await measure(server, workers, options, name, checkout)
+                    row = await measure(server, workers, options, f"b{number}w{workers}c{index}", checkout)
                     found.setdefault(f"{label}{workers}", []).append(row)
-    names = list(next(iter(found.values()))[0])
-    print("workers | " + " | ".join(names))
-    for label, rounds in found.items():
-        print(f"{label} | " + " | ".join(f"{statistics.median([each[name] for each in rounds]):.2f}" for name in names))
+    print(table("workers", {label: medians(rounds) for label, rounds in found.items()}))
 
 
 if __name__ == "__main__":

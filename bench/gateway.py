@@ -1,158 +1,114 @@
 """Cost of the gateway: CPU of its process per turn of 50 deltas, and the latency it adds to a delta.
 
-python bench/gateway.py           SQLite with every commit on disk
+python bench/gateway.py [--turns 300] [--rounds 3]
 
-The model is a function in the gateway process that answers with fifty words; `library` runs the same turns in the same
-process and store without a gateway. The client runs in another process.
+The model is a function in the gateway process that answers with fifty words, and SQLite syncs every commit. `library`
+runs the same turns in the same process and store without a gateway. The client runs in another process. A paced word is
+the time at which it was sent, so its latency includes every wait in the gateway.
 """
 
+import argparse
 import asyncio
 import json
-import os
-import statistics
 import sys
 import tempfile
 import time
-from collections.abc import AsyncGenerator
 from pathlib import Path
-from typing import Any
 
-from websockets.asyncio.client import ClientConnection, connect
-
-from atlas_agents import Agent, Atlas, Capabilities, Chunk, DoneChunk, Request, TextChunk, Usage
+from atlas_agents import Agent, Atlas
 from atlas_agents.gateway.server import Gateway, run
 from atlas_agents.gateway.settings import GatewaySettings
 from atlas_agents.storage.sqlite import SqliteStore
+from harness import WORDS, Model, owner_token, print_line, run_turn, sign_in, started
+from tables import medians, table
 
-WORDS = 50
-QUANTILES = (0.5, 0.95, 0.99)
-TICK = os.sysconf("SC_CLK_TCK")
-
-
-class Model:
-    """Answers with fifty words, at once or paced; each paced word is its time."""
-
-    id = "model"
-    capabilities = Capabilities()
-
-    def __init__(self, pause: float) -> None:
-        self._pause = pause
-
-    async def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
-        for _ in range(WORDS):
-            await asyncio.sleep(self._pause)
-            yield TextChunk(f"{time.monotonic():.6f} " if self._pause else "word ")
-        yield DoneChunk(Usage(1, WORDS))
+WARM_UP_TURNS = 50
+SESSIONS = 10
+STREAMS = ((1, 0.02), (200, 0.2))
+"""Streams at a time, and seconds between two words of each."""
 
 
-async def serve(home: Path, pause: float) -> None:
+class TimedModel(Model):
+    """Model whose words are the times at which they are sent."""
+
+    def word(self) -> str:
+        return f"{time.monotonic():.6f} "
+
+
+async def serve(home: Path, pause: float, turns: int) -> None:
+    """Be a gateway; with a number of turns, run them without one."""
     store = SqliteStore(home / "atlas.db")
     await store.open()
-    atlas = Atlas([Agent("assistant", model=Model(pause))], store=store)
-    if "library" in sys.argv:
-        await run_library(atlas)
+    atlas = Atlas([Agent("assistant", model=TimedModel(pause) if pause else Model())], store=store)
+    if turns:
+        await run_library(atlas, turns)
     else:
-        await Gateway(atlas, GatewaySettings(home=home, port=0)).serve(lambda it: print(it.port, flush=True))
+        await Gateway(atlas, GatewaySettings(home=home, port=0)).serve(lambda it: print_line(it.port))
     await store.close()
 
 
-async def run_library(atlas: Atlas, turns: int = 300) -> None:
-    """Run the same turns without a gateway."""
-    for number in range(turns + 50):
-        if number == 50:
+async def run_library(atlas: Atlas, turns: int) -> None:
+    """Print the CPU milliseconds of a turn."""
+    started = 0.0
+    for number in range(WARM_UP_TURNS + turns):
+        if number == WARM_UP_TURNS:
             started = time.process_time()
-        async for _ in atlas.send("Go", session=f"s{number % 10}"):
+        async for _ in atlas.send("Go", session=f"s{number % SESSIONS}"):
             pass
-    print((time.process_time() - started) / turns * 1000)
+    print_line((time.process_time() - started) / turns * 1000)
 
 
-class Server:
-    """A gateway in its own process."""
-
-    def __init__(self, pause: float = 0.0) -> None:
-        self._pause = pause
-
-    async def __aenter__(self) -> "Server":
-        self.home = Path(tempfile.mkdtemp())
-        command = (sys.executable, __file__, "serve", str(self.home), str(self._pause))
-        self._process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
-        assert self._process.stdout
-        self.port = int(await self._process.stdout.readline())
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._process.terminate()
-        await self._process.wait()
-
-    def cpu(self) -> float:
-        """Return the CPU seconds it has used."""
-        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / TICK
-
-    def memory(self) -> float:
-        """Return its resident memory in MiB."""
-        return int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1]) * 4096 / 1024 / 1024
-
-    async def connect_client(self) -> ClientConnection:
-        socket = await connect(f"ws://127.0.0.1:{self.port}/", compression=None)
-        token = (self.home / "token").read_text().strip()
-        await socket.send(json.dumps({"type": "auth", "token": token, "protocol": 1}))
-        await socket.recv()
-        return socket
-
-
-async def turn(socket: ClientConnection, session: str) -> list[float]:
-    """Run one turn and return the latency of each paced word in milliseconds."""
-    await socket.send(json.dumps({"id": 1, "method": "chat.send", "params": {"sessionKey": session, "message": "Go"}}))
-    delays: list[float] = []
-    while True:
-        frame: Any = json.loads(await socket.recv())
-        if frame.get("event") == "chat.delta" and frame["data"]["text"][0].isdigit():
-            delays.append((time.monotonic() - float(frame["data"]["text"])) * 1000)
-        elif frame.get("event") in ("chat.final", "chat.error"):
-            return delays
-
-
-async def cpu_per_turn(turns: int = 300) -> float:
-    async with Server() as server:
-        socket = await server.connect_client()
-        for number in range(50):
-            await turn(socket, f"s{number % 10}")
-        started = server.cpu()
-        for number in range(turns):
-            await turn(socket, f"s{number % 10}")
-        return (server.cpu() - started) / turns * 1000
-
-
-async def delays(streams: int, pause: float) -> tuple[list[float], float]:
-    """Return (latency of each word in milliseconds with this many streams, the server's share of a core)."""
-    async with Server(pause) as server:
-        sockets = [await server.connect_client() for _ in range(streams)]
-        started, cpu = time.monotonic(), server.cpu()
-        results = await asyncio.gather(*(turn(socket, f"s{index}") for index, socket in enumerate(sockets)))
-        share = (server.cpu() - cpu) / (time.monotonic() - started)
-        return sorted([delay for each in results for delay in each]), share
-
-
-async def main() -> None:
+async def cpu_of_library(turns: int) -> float:
     with tempfile.TemporaryDirectory() as home:
-        command = (sys.executable, __file__, "serve", home, "0", "library")
-        process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
-        alone = float((await process.communicate())[0])
-    through = statistics.median([await cpu_per_turn() for _ in range(3)])
-    print(f"CPU per turn of {WORDS} deltas: library {alone:.2f} ms, through the gateway {through:.2f} ms (bar 10)")
-    for streams, pause in ((1, 0.02), (200, 0.2)):
-        rounds = [await delays(streams, pause) for _ in range(3)]
-        p50, p95, p99 = (
-            statistics.median([results[int(len(results) * quantile)] for results, _ in rounds])
-            for quantile in QUANTILES
-        )
-        share = statistics.median([share for _, share in rounds])
-        print(f"{streams} streams: delta latency p50 {p50:.2f}, p95 {p95:.2f}, p99 {p99:.2f} ms; {share:.0%} of a core")
+        async with started("serve", home, 0, turns) as process:
+            return await process.read_line()
+
+
+async def cpu_of_gateway(turns: int) -> float:
+    with tempfile.TemporaryDirectory() as home:
+        async with started("serve", home, 0, 0) as process:
+            socket = await sign_in(await process.read_line(), owner_token(Path(home)))
+            for number in range(WARM_UP_TURNS):
+                await run_turn(socket, f"s{number % SESSIONS}")
+            before = process.cpu()
+            for number in range(turns):
+                await run_turn(socket, f"s{number % SESSIONS}")
+            return (process.cpu() - before) / turns * 1000
+
+
+async def latencies(streams: int, pause: float) -> dict[str, float]:
+    """Return quantiles of the latency of a word with this many streams, and the share of a core that they take."""
+    with tempfile.TemporaryDirectory() as home:
+        async with started("serve", home, pause, 0) as process:
+            port = await process.read_line()
+            sockets = [await sign_in(port, owner_token(Path(home))) for _ in range(streams)]
+            begin, cpu = time.monotonic(), process.cpu()
+            turns = await asyncio.gather(*(run_turn(socket, f"s{index}") for index, socket in enumerate(sockets)))
+            share = (process.cpu() - cpu) / (time.monotonic() - begin)
+    deltas = [(at, frame) for frames in turns for at, frame in frames if '"event":"chat.delta"' in frame]
+    delays = sorted([(at - float(json.loads(frame)["data"]["text"])) * 1000 for at, frame in deltas])
+    assert len(delays) == streams * WORDS, f"{len(delays)} deltas, {streams * WORDS} expected"
+    p50, p95, p99 = (delays[int(len(delays) * quantile)] for quantile in (0.5, 0.95, 0.99))
+    return {"p50 ms": p50, "p95 ms": p95, "p99 ms": p99, "% of a core": share * 100}
+
+
+async def main(options: argparse.Namespace) -> None:
+    rounds = range(options.rounds)
+    cpu = [
+        {"library": await cpu_of_library(options.turns), "gateway": await cpu_of_gateway(options.turns)} for _ in rounds
+    ]
+    print(table("", {"a turn, CPU ms": medians(cpu)}) + "\n")
+    rows: dict[str, dict[str, float]] = {}
+    for streams, pause in STREAMS:
+        rows[f"{streams}"] = medians([await latencies(streams, pause) for _ in rounds])
+    print(table("streams, latency of a delta", rows))
 
 
 if __name__ == "__main__":
-    if "serve" in sys.argv:
-        run(serve(Path(sys.argv[2]), float(sys.argv[3])))
+    if sys.argv[1:2] == ["serve"]:
+        run(serve(Path(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])))
     else:
-        run(main())
+        parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+        parser.add_argument("--turns", type=int, default=300)
+        parser.add_argument("--rounds", type=int, default=3)
+        asyncio.run(main(parser.parse_args()))

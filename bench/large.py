@@ -4,13 +4,11 @@ python bench/large.py                      a fifth of the full size, on SQLite
 python bench/large.py --scale 1            100,000 sessions, 200,000 messages, 1,000,000 audit rows, 10,000 documents
 python bench/large.py --postgres           the same on a Postgres server started for this
 python bench/large.py --database PLACE     keep the database in a folder, or use one that is there or at a URL
-python bench/large.py --upgrade FOLDER     upgrade a database of the checkout in FOLDER, with a kill -9 in between
-python bench/large.py --json FILE          also write the results as JSON
 
 Rows are inserted directly, through the schema of the store; audit rows are signed. The gateway runs in its own process;
 CPU is that of all its threads and of the Postgres server. While a request is answered, another client calls
 `health.check` all the time. `stall` is the longest time that it waited, the least of three runs, because other programs
-use the cores, too. `loop` is the most CPU time that the event loop used while it waited.
+use the cores, too.
 """
 
 import argparse
@@ -18,24 +16,22 @@ import asyncio
 import base64
 import contextlib
 import json
-import os
 import random
-import signal
 import sqlite3
-import subprocess
+import statistics
 import sys
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import psycopg
-from websockets.asyncio.client import ClientConnection, connect
+from websockets.asyncio.client import ClientConnection
 
-from atlas_agents import Agent, Atlas, Capabilities, Chunk, DoneChunk, Request, TextChunk, Usage
+from atlas_agents import Agent, Atlas
 from atlas_agents.core.aio import BackgroundTasks, utc_day
 from atlas_agents.core.json import encode
 from atlas_agents.core.store import Document, JobRow, Schedule, audit_hash
@@ -51,8 +47,10 @@ from atlas_agents.storage.hash_chain import AuditSigner
 from atlas_agents.storage.postgres import PostgresStore
 from atlas_agents.storage.sql import tables
 from atlas_agents.storage.sqlite import SqliteStore
+from harness import ROOT, Model, Process, call, cpu_seconds_of_tree, owner_token, print_line, sign_in, started
+from tables import table
 
-sys.path.append(str(Path(__file__).parent.parent / "tests"))
+sys.path.append(str(ROOT / "tests"))
 from stores.postgres_server import PostgresServer
 
 SESSIONS, MESSAGES, AUDIT, JOBS, USERS, DAYS = 100_000, 200_000, 1_000_000, 20_000, 200, 365
@@ -66,16 +64,8 @@ RNG = random.Random(7)
 WORDS = ["".join(RNG.choices("abcdefghijklmnoprstuvw", k=RNG.randint(3, 10))) for _ in range(20_000)]
 NOW = 1_780_000_000_000
 REPEATS = 3
+Row = dict[str, float | None]
 AUDIT_KEY = b"a key of the benchmark"
-
-
-class Model:
-    id = "model"
-    capabilities = Capabilities()
-
-    async def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
-        yield TextChunk("done")
-        yield DoneChunk(Usage(1, 1))
 
 
 def words(count: int) -> str:
@@ -216,13 +206,10 @@ TABLES = {
 def fill_sqlite(path: Path, scale: float) -> None:
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("PRAGMA synchronous = OFF")
-        for table, (columns, rows) in TABLES.items():
-            present = {name for _, name, *_ in connection.execute(f"PRAGMA table_info({table})")}
-            names = columns.split(", ")
-            used = [n for n, name in enumerate(names) if name in present]  # all, unless the schema is an older one
-            insert = f"INSERT INTO {table} ({', '.join(names[n] for n in used)}) VALUES ({', '.join('?' * len(used))})"
+        for name, (columns, rows) in TABLES.items():
+            places = ", ".join("?" * len(columns.split(", ")))
             connection.execute("BEGIN")
-            connection.executemany(insert, (tuple([row[n] for n in used]) for row in rows(scale)))
+            connection.executemany(f"INSERT INTO {name} ({columns}) VALUES ({places})", rows(scale))
             connection.execute("COMMIT")
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
@@ -230,15 +217,13 @@ def fill_sqlite(path: Path, scale: float) -> None:
 def fill_postgres(url: str, scale: float) -> None:
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("SET search_path = atlas")
-        for table, (columns, rows) in TABLES.items():
-            found = connection.execute("SELECT attname FROM pg_attribute WHERE attrelid = %s::regclass", (table,))
-            present, names = {name for (name,) in found}, columns.split(", ")
-            used = [n for n, name in enumerate(names) if name in present]  # only SQLite numbers its runs
-            with connection.cursor().copy(
-                f"COPY {table} ({', '.join(names[n] for n in used)}) FROM STDIN".encode()
-            ) as copy:
+        for name, (columns, rows) in TABLES.items():
+            names = columns.split(", ")
+            if name == "runs":  # only SQLite numbers its runs
+                names.remove("number")
+            with connection.cursor().copy(f"COPY {name} ({', '.join(names)}) FROM STDIN".encode()) as copy:
                 for row in rows(scale):
-                    copy.write_row([row[n] for n in used])
+                    copy.write_row(row[: len(names)])
         connection.execute("VACUUM ANALYZE")
 
 
@@ -254,22 +239,20 @@ async def create(where: str) -> None:
 
 
 async def serve(where: str, home: Path) -> None:
-    started, cpu = time.monotonic(), time.process_time()
+    """Be a gateway: print its port and the cost of its start, and later a line when all derived tables are filled."""
+    begin, cpu = time.monotonic(), time.process_time()
     store = open_store(where, home)
     await store.open()
     atlas = Atlas([Agent(each, model=Model()) for each in AGENTS], store=store)
-
     tasks = BackgroundTasks("benchmark")
 
     async def report_refreshed() -> None:
-        """Print a line when all derived tables are filled."""
         await store._refreshing.wait()
-        print("refreshed", flush=True)
+        print_line("refreshed")
 
     def ready(gateway: Gateway) -> None:
         configure_collector()
-        took, used = time.monotonic() - started, time.process_time() - cpu
-        print(json.dumps([gateway.port, took * 1000, used * 1000]), flush=True)
+        print_line((gateway.port, (time.monotonic() - begin) * 1000, (time.process_time() - cpu) * 1000))
         tasks.spawn(report_refreshed())
 
     services = GatewayServices(KnowledgeBase(store))
@@ -281,24 +264,14 @@ async def serve(where: str, home: Path) -> None:
 async def verify(where: str, home: Path) -> None:
     store = open_store(where, home)
     await store.open()
-    started, cpu = time.monotonic(), time.process_time()
+    begin, cpu = time.monotonic(), time.process_time()
     problem = await store.verify_audit("default")
     assert problem is None, problem
-    print(json.dumps([(time.monotonic() - started) * 1000, (time.process_time() - cpu) * 1000]), flush=True)
+    print_line(((time.monotonic() - begin) * 1000, (time.process_time() - cpu) * 1000))
     await store.close()
 
 
-def cpu_of(pid: int, server: int = 0) -> float:
-    """Return the CPU seconds that all threads of a process have used, and the children of a Postgres server."""
-    children = Path(f"/proc/{server}/task/{server}/children").read_text().split() if server else []
-    return sum(_cpu_of_process(each) for each in (pid, *children)) / 1e9
-
-
-def _cpu_of_process(pid: int | str) -> int:
-    return sum(int(each.read_text().split()[0]) for each in Path(f"/proc/{pid}/task").glob("*/schedstat"))
-
-
-def server_of(where: str) -> int:
+def postgres_pid(where: str) -> int:
     """Return the process id of the Postgres server; 0 for SQLite."""
     if not where.startswith("postgresql:"):
         return 0
@@ -307,37 +280,14 @@ def server_of(where: str) -> int:
         return int(Path(f"/proc/{backend}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-def loop_cpu_of(pid: int) -> float:
-    """Return the CPU seconds of the main thread, on which the event loop runs."""
-    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
-
-
-async def sign_in(port: int, token: str) -> ClientConnection:
-    socket = await connect(f"ws://127.0.0.1:{port}/", compression=None, max_size=None)
-    await socket.send(json.dumps({"type": "auth", "token": token, "protocol": 1}))
-    await socket.recv()
-    return socket
-
-
-async def call(socket: ClientConnection, method: str, params: dict[str, Any]) -> Any:
-    await socket.send(json.dumps({"id": 1, "method": method, "params": params}))
-    while True:
-        frame: Any = json.loads(await socket.recv())
-        if frame.get("id") == 1:
-            if "error" in frame:
-                raise RuntimeError(f"{method} {params}: {frame['error']}")
-            return frame["result"]
-
-
-async def longest_wait(pid: int, socket: ClientConnection, until: asyncio.Task[Any]) -> tuple[float, float]:
-    """Call a trivial method until a task has ended; return the longest wait and the CPU of the loop, in seconds."""
-    longest, busiest = 0.0, 0.0
+async def longest_wait(socket: ClientConnection, until: asyncio.Task[Any]) -> float:
+    """Call a trivial method until a task has ended; return the longest wait in milliseconds."""
+    longest = 0.0
     while not until.done():
-        started, cpu = time.monotonic(), loop_cpu_of(pid)
+        begin = time.monotonic()
         await call(socket, "health.check", {})
-        longest = max(longest, time.monotonic() - started)
-        busiest = max(busiest, loop_cpu_of(pid) - cpu)
-    return longest, busiest
+        longest = max(longest, time.monotonic() - begin)
+    return longest * 1000
 
 
 QUERIES: list[tuple[str, str, dict[str, Any]]] = [
@@ -404,81 +354,70 @@ QUERIES: list[tuple[str, str, dict[str, Any]]] = [
 ]
 
 
-class Measured(msgspec.Struct):
-    """Milliseconds; `first` is the CPU of the first request, before anything is cached."""
-
-    name: str
-    cpu: float
-    wall: float
-    stall: float
-    rows: int
-    first: float = 0.0
-    loop: float = 0.0
+DAYS_AGO = {"LAST_MONTH": 30, "LAST_200_DAYS": 200}
 
 
-async def measure(where: str, home: Path) -> list[Measured]:
-    command = (sys.executable, __file__, "serve", where, str(home))
-    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
-    assert process.stdout
-    try:
-        port, wall, cpu = json.loads(await process.stdout.readline())
-        results = [Measured("start of the gateway", cpu, wall, 0, 0)]
-        tokens = TokenFile(home)
-        owner = await sign_in(port, (home / "token").read_text().strip())
-        scopes = ("read", "write")
-        users = {each: tokens.create(each, TokenEntry(scopes)).reveal() for each in ("user0", "user3")}
-        sockets = {each: await sign_in(port, token) for each, token in users.items()}
-        other = await sign_in(port, (home / "token").read_text().strip())
-        await process.stdout.readline()  # all derived tables are filled
-        server = server_of(where)
+def fill_in(value: Any) -> Any:
+    """Replace the names that stand for a day or for the cursor of a late page."""
+    if value == "OLD":
+        return base64.urlsafe_b64encode(f"{NOW - (DAYS - 2) * 86_400_000} ".encode()).decode().rstrip("=")
+    if value in DAYS_AGO:
+        return (datetime.fromtimestamp(NOW / 1000, UTC) - timedelta(days=DAYS_AGO[value])).strftime("%Y-%m-%d")
+    return value
+
+
+class Server:
+    """A gateway on the large database, measured together with its Postgres server."""
+
+    def __init__(self, process: Process, where: str) -> None:
+        self._process = process
+        self._postgres = postgres_pid(where)
+
+    def cpu(self) -> float:
+        return self._process.cpu() + (cpu_seconds_of_tree(self._postgres) if self._postgres else 0)
+
+    async def measure(self, socket: ClientConnection, other: ClientConnection, method: str, params: Any) -> Row:
+        """Measure a request several times. The stall is measured in requests of its own."""
+        walls, cpus, waits, rows = list[float](), list[float](), list[float](), 0
+        for _ in range(REPEATS):
+            begin, cpu = time.monotonic(), self.cpu()
+            result = await call(socket, method, params)
+            walls.append((time.monotonic() - begin) * 1000)
+            cpus.append((self.cpu() - cpu) * 1000)
+            rows = max((len(value) for value in result.values() if isinstance(value, list)), default=0)
+        for _ in range(REPEATS):
+            request = asyncio.create_task(call(socket, method, params))
+            waits.append(await longest_wait(other, request))
+            await request
+        return make_row(statistics.median(cpus), statistics.median(walls), rows, cpus[0], min(waits))
+
+
+def make_row(
+    cpu: float, wall: float, rows: int | None = None, first: float | None = None, stall: float | None = None
+) -> Row:
+    return {"rows": rows, "first: CPU ms": first, "CPU ms": cpu, "wall ms": wall, "stall ms": stall}
+
+
+async def measure(where: str, home: Path) -> dict[str, Row]:
+    results: dict[str, Row] = {}
+    async with started("serve", where, home) as process:
+        port, wall, cpu = await process.read_line()
+        results["start of the gateway"] = make_row(cpu, wall)
+        tokens = {"": owner_token(home)}
+        for user in ("user0", "user3"):
+            tokens[user] = TokenFile(home).create(user, TokenEntry(("read", "write"))).reveal()
+        sockets = {user: await sign_in(port, token) for user, token in tokens.items()}
+        other = await sign_in(port, tokens[""])
+        await process.read_line()  # all derived tables are filled
+        server = Server(process, where)
         for name, target, params in QUERIES:
             user, _, method = target.rpartition(" ")
-            clients = sockets.get(user, owner), other
-            results.append(await measure_query((process.pid, server), clients, name, method, params))
-        return results
-    finally:
-        process.terminate()
-        await process.wait()
-
-
-async def measure_query(
-    processes: tuple[int, int], clients: tuple[ClientConnection, ClientConnection], name: str, method: str, params: Any
-) -> Measured:
-    """Measure a request several times; the median counts. The stall is measured in a request of its own."""
-    month = (datetime.fromtimestamp(NOW / 1000, UTC) - timedelta(days=30)).strftime("%Y-%m-%d")
-    old = base64.urlsafe_b64encode(f"{NOW - (DAYS - 2) * 86_400_000} ".encode()).decode().rstrip("=")
-    days200 = (datetime.fromtimestamp(NOW / 1000, UTC) - timedelta(days=200)).strftime("%Y-%m-%d")
-    replaced = {"LAST_MONTH": month, "LAST_200_DAYS": days200, "OLD": old}
-    params = {key: replaced.get(value, value) if isinstance(value, str) else value for key, value in params.items()}
-    (socket, other), walls, cpus, rows = clients, list[float](), list[float](), 0
-    for _ in range(REPEATS):
-        started, cpu = time.monotonic(), cpu_of(*processes)
-        result = await call(socket, method, params)
-        walls.append((time.monotonic() - started) * 1000)
-        cpus.append((cpu_of(*processes) - cpu) * 1000)
-        rows = max((len(value) for value in result.values() if isinstance(value, list)), default=0)
-    waits = list[tuple[float, float]]()
-    for _ in range(REPEATS):
-        request = asyncio.create_task(call(socket, method, params))
-        waits.append(await longest_wait(processes[0], other, request))
-        await request
-    middle = REPEATS // 2
-    stall, loop = min(waits)[0] * 1000, min([each for _, each in waits]) * 1000
-    return Measured(name, sorted(cpus)[middle], sorted(walls)[middle], stall, rows, cpus[0], loop)
-
-
-async def measure_verify(where: str, home: Path) -> Measured:
-    command = (sys.executable, __file__, "verify", where, str(home))
-    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
-    wall, cpu = json.loads((await process.communicate())[0])
-    return Measured("audit verify", cpu, wall, 0, 0)
-
-
-def print_table(results: list[Measured]) -> None:
-    print("| query | rows | first: CPU ms | CPU ms | wall ms | stall ms | loop ms |\n|---|---|---|---|---|---|---|")
-    for each in results:
-        numbers = (each.first, each.cpu, each.wall, each.stall, each.loop)
-        print(f"| {each.name} | {each.rows} | {' | '.join(f'{number:,.1f}' for number in numbers)} |")
+            filled = {key: fill_in(value) for key, value in params.items()}
+            results[name] = await server.measure(sockets[user], other, method, filled)
+    async with started("verify", where, home) as process:
+        wall, cpu = await process.read_line()
+        results["audit verify"] = make_row(cpu, wall)
+    return results
 
 
 def prepare(options: argparse.Namespace, stack: contextlib.ExitStack) -> str:
@@ -487,88 +426,21 @@ def prepare(options: argparse.Namespace, stack: contextlib.ExitStack) -> str:
         return str(options.database)
     folder = Path(options.database or stack.enter_context(tempfile.TemporaryDirectory()))
     folder.mkdir(parents=True, exist_ok=True)
-    file, started = folder / "atlas.db", time.monotonic()
+    file, begin = folder / "atlas.db", time.monotonic()
     if file.exists() and not options.postgres:
         return str(file)
     where = stack.enter_context(PostgresServer(safe=True)).url if options.postgres else str(file)
-    if options.upgrade:
-        environment = os.environ | {"PYTHONPATH": f"{options.upgrade}/src", "LARGE_CREATE": where}
-        subprocess.run([sys.executable, "-c", CREATE], env=environment, check=True)
-    else:
-        run(create(where))
+    run(create(where))
     (fill_postgres if options.postgres else fill_sqlite)(where, options.scale)  # type: ignore[arg-type]
-    print(f"filled in {time.monotonic() - started:.0f} s", file=sys.stderr)
+    print(f"filled in {time.monotonic() - begin:.0f} s", file=sys.stderr)
     return where
-
-
-async def measure_all(where: str, home: Path) -> list[Measured]:
-    return [*await measure(where, home), await measure_verify(where, home)]
-
-
-CREATE = """
-import asyncio, os
-from atlas_agents.storage.postgres import PostgresStore
-from atlas_agents.storage.sqlite import SqliteStore
-
-async def create(where):
-    store = PostgresStore(where) if where.startswith("postgresql:") else SqliteStore(where)
-    await store.open()
-    await store.close()
-
-asyncio.run(create(os.environ["LARGE_CREATE"]))
-"""
-"""Creates an empty database with the schema of another checkout."""
-
-
-async def measure_upgrade(where: str, home: Path) -> None:
-    """Start the gateway on an older database, use it while the derived tables are filled, and kill it once."""
-    for attempt in ("first start", "start after kill -9"):
-        started = time.monotonic()
-        command = (sys.executable, __file__, "serve", where, str(home))
-        process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
-        assert process.stdout
-        port, wall, cpu = json.loads(await process.stdout.readline())
-        print(f"{attempt}: ready after {wall:,.0f} ms, {cpu:,.0f} ms of CPU")
-        token = (home / "token").read_text().strip()
-        reader, writer = await sign_in(port, token), await sign_in(port, token)
-        for _ in range(20):  # until the gateway has imported what it needs
-            await call(writer, "sessions.create", {})
-            await asyncio.sleep(0.1)
-        waits, is_killed = list[tuple[float, float]](), False
-        begin, refreshed = time.monotonic(), asyncio.create_task(process.stdout.readline())
-        while not refreshed.done() and not is_killed:
-            now, loop = time.monotonic(), loop_cpu_of(process.pid)
-            await call(reader, "sessions.list", {})
-            await call(writer, "sessions.create", {"label": "written meanwhile"})
-            waits.append((time.monotonic() - now, loop_cpu_of(process.pid) - loop))
-            await asyncio.sleep(0.1)
-            is_killed = attempt == "first start" and time.monotonic() - begin > KILL_AFTER
-        cpu_ms, seconds = cpu_of(process.pid) * 1000, time.monotonic() - started
-        walls, loop_ms = sorted([wall * 1000 for wall, _ in waits]), max([loop for _, loop in waits]) * 1000
-        print(f"  {'killed' if is_killed else 'complete'} after {seconds:,.0f} s, {cpu_ms:,.0f} ms of CPU")
-        print(
-            f"  a list and a write took {walls[len(walls) // 2]:,.1f} ms, 99 %: {walls[len(walls) * 99 // 100]:,.1f} ms"
-        )
-        print(f"  longest {walls[-1]:,.1f} ms; at most {loop_ms:,.1f} ms of the event loop")
-        process.send_signal(signal.SIGKILL if is_killed else signal.SIGTERM)
-        await process.wait()
-
-
-KILL_AFTER = 15
-"""Seconds."""
 
 
 def main(options: argparse.Namespace) -> None:
     with contextlib.ExitStack() as stack:
         where = prepare(options, stack)
         home = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        if options.upgrade:
-            asyncio.run(measure_upgrade(where, home))
-            return
-        results = asyncio.run(measure_all(where, home))
-    print_table(results)
-    if options.json:
-        options.json.write_bytes(msgspec.json.encode(results))
+        print(table("query", asyncio.run(measure(where, home))))
 
 
 if __name__ == "__main__":
@@ -577,15 +449,8 @@ if __name__ == "__main__":
     elif sys.argv[1:2] == ["verify"]:
         run(verify(sys.argv[2], Path(sys.argv[3])))
     else:
-        parser = argparse.ArgumentParser(description="Measure queries on a large database.")
+        parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
         parser.add_argument("--scale", type=float, default=0.2)
         parser.add_argument("--postgres", action="store_true")
-        parser.add_argument("--database")
-        parser.add_argument("--upgrade", type=Path)
-        parser.add_argument("--json", type=Path)
-        given = parser.parse_args()
-        if given.upgrade and not (given.upgrade / "src" / "atlas_agents").is_dir():
-            parser.error(
-                f"--upgrade {given.upgrade}: no checkout of Atlas Agents is there, expected src/atlas_agents in it"
-            )
-        main(given)
+        parser.add_argument("--database", metavar="PLACE")
+        main(parser.parse_args())

@@ -1,4 +1,4 @@
-"""Results of a run as a flat list of records, with their medians and ratios."""
+"""Results of a run as a flat list of records, their medians and ratios, and the report in Markdown."""
 
 import json
 import statistics
@@ -6,17 +6,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from venvs import adapter_names
+from scenarios import SCENARIOS
+from tables import table
+from venvs import adapter_names, constant
 
 Record = dict[str, Any]  # round, scenario, adapter, then the measured values or `error`
+
+TURNS = [name for name in SCENARIOS if name not in ("S7m", "rounds") and not SCENARIOS[name].durable]
+DURABLE_TURNS = [name for name in SCENARIOS if SCENARIOS[name].durable]
 
 
 @dataclass
 class Results:
-    """All records of a run. `loads` has the load average at the start of each round."""
+    """All records of a run."""
 
-    machine: dict[str, Any]
-    loads: list[float] = field(default_factory=list[float])
+    machine: str
     installed: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
     records: list[Record] = field(default_factory=list[Record])
 
@@ -30,43 +34,105 @@ class Results:
         path.write_text(json.dumps(vars(self), indent=1) + "\n")
 
     @property
-    def adapters(self) -> list[str]:
-        return [name for name in adapter_names() if name in self.installed]
+    def rounds(self) -> int:
+        return max((record["round"] + 1 for record in self.records), default=0)
 
-    def of(self, scenario: str, adapter: str) -> list[Record]:
-        return [r for r in self.records if r["scenario"] == scenario and r["adapter"] == adapter]
+    def adapters(self, *, durable: bool) -> list[str]:
+        """Return the measured adapters in the order of the tables."""
+        known = [name for name in adapter_names() if name in self.installed]
+        return [name for name in known if constant(name, "DURABLE", False) == durable]
+
+    def measured(self, scenarios: list[str]) -> list[str]:
+        seen = {record["scenario"] for record in self.records}
+        return [name for name in scenarios if name in seen]
 
     def values(self, scenario: str, adapter: str, name: str) -> dict[int, float]:
         """Return one measured value by round."""
-        return {r["round"]: r[name] for r in self.of(scenario, adapter) if name in r}
+        records = [r for r in self.records if r["scenario"] == scenario and r["adapter"] == adapter]
+        return {r["round"]: r[name] for r in records if name in r}
 
     def median(self, scenario: str, adapter: str, name: str) -> float | None:
         values = self.values(scenario, adapter, name)
         return statistics.median(values.values()) if values else None
 
-    def ratio(self, scenario: str, adapter: str, other: str, name: str = "cpu_ms") -> float | None:
-        """Return the median of the ratios within each round, which cancels out noise that affects a whole round."""
-        ours, theirs = self.values(scenario, adapter, name), self.values(scenario, other, name)
+    def ratio(self, scenario: str, adapter: str, other: str) -> float | None:
+        """Return the median of the CPU ratios within each round: noise that affects a whole round cancels out."""
+        ours, theirs = self.values(scenario, adapter, "cpu_ms"), self.values(scenario, other, "cpu_ms")
         ratios = [ours[number] / theirs[number] for number in ours.keys() & theirs.keys()]
         return statistics.median(ratios) if ratios else None
 
-    def spread(self, scenario: str, adapter: str, name: str) -> float | None:
-        """Return the interquartile range in percent of the median."""
-        values = list(self.values(scenario, adapter, name).values())
-        if len(values) < 3:
-            return None
-        low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
-        return (high - low) / middle * 100
-
     @property
     def failures(self) -> list[str]:
-        """Return one line per scenario and adapter that failed at least once."""
-        texts: dict[tuple[str, str], list[str]] = {}
-        for record in self.records:
-            if "error" in record:
-                texts.setdefault((record["adapter"], record["scenario"]), []).append(record["error"])
-        return [f"FAILED {len(errors)}×: {a} {s}: {_last_line(errors[0])}" for (a, s), errors in texts.items()]
+        """Return one line per failed measurement."""
+        failed = [record for record in self.records if "error" in record]
+        return [f"FAILED {r['adapter']} {r['scenario']}: {r['error'].strip().rpartition(chr(10))[2]}" for r in failed]
 
 
-def _last_line(text: str) -> str:
-    return (text.splitlines() or [""])[-1][:200]
+def report(results: Results) -> str:
+    """Return all tables."""
+    parts = [f"{results.machine}, {results.rounds} interleaved round{'s' if results.rounds > 1 else ''}."]
+    parts += [*_turns_part(results), *_size_part(results), *_rounds_part(results), *_durable_part(results)]
+    return "\n\n".join([*parts, "Versions: " + ", ".join(_versions(results)) + ".", *results.failures])
+
+
+def _legend(names: list[str]) -> str:
+    return " · ".join(f"**{name}** {SCENARIOS[name].note}" for name in names) + "."
+
+
+def _turns_part(results: Results) -> list[str]:
+    turns, names = results.measured(TURNS), results.adapters(durable=False)
+    if not turns or not names:
+        return []
+    rows = {"baseline, ms": {turn: results.median(turn, "baseline", "cpu_ms") for turn in turns}}
+    rows |= {f"{name}, ×": {turn: results.ratio(turn, name, "baseline") for turn in turns} for name in names[1:]}
+    return [
+        _legend(turns),
+        "CPU per turn of the client process: milliseconds of `baseline`, and multiples of it.",
+        table("", rows),
+    ]
+
+
+def _size_part(results: Results) -> list[str]:
+    if not results.measured(["import", "create", "S7m"]):
+        return []
+    rows = {
+        name: {
+            "import, CPU ms": results.median("import", name, "cpu_ms"),
+            "agent µs": results.median("create", name, "create_us"),
+            "KB per live turn": results.median("S7m", name, "kb_per_turn"),
+            "installed MB": results.installed[name]["mb"],
+            "packages": len(results.installed[name]["versions"]),
+        }
+        for name in results.adapters(durable=False)
+    }
+    return ["Start, size and memory:", table("", rows)]
+
+
+def _rounds_part(results: Results) -> list[str]:
+    columns = {"around round 50": "round_50_ms", "around round 200": "round_200_ms", "ratio": "ratio"}
+    names = [name for name in results.adapters(durable=False) if results.values("rounds", name, "ratio")]
+    rows = {
+        name: {column: results.median("rounds", name, value) for column, value in columns.items()} for name in names
+    }
+    return ["CPU milliseconds of one model round as the history of a turn grows:", table("", rows)] if rows else []
+
+
+def _durable_part(results: Results) -> list[str]:
+    turns, names = results.measured(DURABLE_TURNS), results.adapters(durable=True)
+    if not turns or not names:
+        return []
+    rows = {
+        name: {f"{turn}, CPU ms": results.median(turn, name, "cpu_ms") for turn in turns}
+        | {f"{turn} × ours_sqlite": results.ratio(turn, name, "ours_sqlite") for turn in turns}
+        for name in names
+    }
+    return ["Turns that are stored in SQLite. " + _legend(turns), table("", rows)]
+
+
+def _versions(results: Results) -> list[str]:
+    """Return the versions of the packages that the adapters name."""
+    found: dict[str, str] = {}
+    for name, installed in results.installed.items():
+        wanted = {package.split("[")[0].lower() for package in constant(name, "PIP")}
+        found |= {p: version for p, version in installed["versions"].items() if p.lower() in wanted}
+    return [f"{package} {version}" for package, version in sorted(found.items())]

@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-Tool = Callable[..., str] | Callable[..., Awaitable[str]]
+Tool = Callable[..., Awaitable[str]]
 
 MODEL = "bench-model"
 SYSTEM = "You are a helpful assistant. Use the tools when they help and answer briefly."
@@ -11,7 +11,6 @@ PROMPT = "Find the open records about alpha and beta and summarise them."
 
 HISTORY_MARK = "earlier message"  # once in each message of the history; the server counts it
 RESULT_MARK = "tool-result:"  # once in each tool result; the server counts it to select the next reply
-STAMP_DIGITS = 20  # every answer starts with the server's clock in nanoseconds, with this many digits
 
 TOOL_NAMES = (
     "search_knowledge",
@@ -41,42 +40,29 @@ class Scenario:
     pace_ms: float = 0  # if set, the server sends one delta every so many milliseconds
     gate: bool = False  # the server holds the answers until all concurrent turns wait for them
     fresh: bool = False  # every turn creates its own agent
-    responses: bool = False  # over the Responses API, with encrypted reasoning in every reply
     durable: bool = False  # the conversation and every step of the turn are stored in SQLite
 
 
 SCENARIOS = {
     "S1": Scenario("an answer of 200 deltas", deltas=200),
-    "S1p": Scenario("the same, one delta each 2 ms", deltas=200, turns=8, pace_ms=2),
-    "S1r": Scenario("S1 over the Responses API, with reasoning", deltas=200, responses=True),
+    "S1p": Scenario("S1 with one delta every 2 ms", deltas=200, turns=8, pace_ms=2),
     "S2": Scenario("one tool call, then 20 deltas", calls=(1,)),
-    "S2r": Scenario("S2 over the Responses API, with reasoning", calls=(1,), responses=True),
-    "S2n": Scenario("the same with a new agent per turn", calls=(1,), fresh=True),
+    "S2n": Scenario("S2 with a new agent per turn", calls=(1,), fresh=True),
     "S3": Scenario("ten rounds of one tool call", calls=(1,) * 10),
     "S4": Scenario("eight tool calls at once", calls=(8,)),
     "S5": Scenario("an answer of 2,000 deltas", deltas=2000),
     "S6": Scenario("a history of 200 messages", history=200),
     "S7": Scenario("256 turns of S2 at once", calls=(1,), turns=256, concurrency=256),
-    "S7m": Scenario("the same, all held alive: memory", calls=(1,), turns=256, concurrency=256, gate=True),
+    "S7m": Scenario("S7, all turns held alive: memory", calls=(1,), turns=256, concurrency=256, gate=True),
     "D1": Scenario("S2 in a new stored session", calls=(1,), turns=100, durable=True),
     "D2": Scenario("S2 in a stored session of 200 messages", calls=(1,), history=200, turns=20, durable=True),
     "rounds": Scenario("210 rounds of one tool call: CPU per round as the history grows", calls=(1,) * 210),
 }
 
 
-def uses_responses(base_url: str) -> bool:
-    """Return whether the scenario at this address is one of the Responses API."""
-    return SCENARIOS[base_url.split("/")[3].partition("~")[0]].responses
-
-
-def delta(index: int) -> str:
-    """Return the text of one delta of an answer, except the first, which is the timestamp."""
-    return f"tok{index:04d} "
-
-
-def expected_answer(deltas: int) -> str:
-    """Return the text of an answer after the timestamp."""
-    return " " + "".join(delta(index) for index in range(1, deltas))
+def answer_deltas(scenario: Scenario) -> list[str]:
+    """Return the text deltas of the answer that ends a turn."""
+    return [f"tok{index:04d} " for index in range(scenario.deltas)]
 
 
 def make_history(count: int) -> list[tuple[str, str]]:
@@ -86,38 +72,25 @@ def make_history(count: int) -> list[tuple[str, str]]:
     return [(roles[index % 2], f"{HISTORY_MARK} {index:03d}: {filler}") for index in range(count)]
 
 
-def make_tools(on_call: Callable[[], None], *, asynchronous: bool = True) -> list[Tool]:
+def make_tools(on_call: Callable[[], None]) -> list[Tool]:
     """Return ten annotated functions with docstrings that call `on_call` when they run."""
-    build = _async_tool if asynchronous else _plain_tool
-    return [_named(build(name, on_call), name) for name in TOOL_NAMES]
+    return [_make_tool(name, on_call) for name in TOOL_NAMES]
 
 
-def _async_tool(name: str, on_call: Callable[[], None]) -> Tool:
+def _make_tool(name: str, on_call: Callable[[], None]) -> Tool:
     async def run(query: str, limit: int = 5, tags: list[str] | None = None) -> str:
         on_call()
         return f"{RESULT_MARK} {name} found {limit} records for {query}"
 
-    return run
-
-
-def _plain_tool(name: str, on_call: Callable[[], None]) -> Tool:
-    def run(query: str, limit: int = 5, tags: list[str] | None = None) -> str:
-        on_call()
-        return f"{RESULT_MARK} {name} found {limit} records for {query}"
-
-    return run
-
-
-def _named(function: Tool, name: str) -> Tool:
-    function.__name__ = function.__qualname__ = name
-    function.__doc__ = f"""{_purpose(name)}
+    run.__name__ = run.__qualname__ = name
+    run.__doc__ = f"""{_purpose(name)}
 
     Args:
         query: What to look for.
         limit: Largest number of results.
         tags: Keep only results with these tags.
     """
-    return function
+    return run
 
 
 def _purpose(name: str) -> str:

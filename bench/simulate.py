@@ -14,43 +14,35 @@ python bench/simulate.py [--sessions 16 64 256] [--tenants 1 8] [--processes 2] 
 
 import argparse
 import asyncio
+import functools
 import itertools
-import json
-import math
 import os
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from atlas_agents import Agent, Atlas
 from atlas_agents.core import store as records
 from atlas_agents.core.messages import new_id
 from atlas_agents.storage.sql.tables import Query
 from cluster import (
     Cluster,
-    ClusterMembership,
-    Gateway,
-    GatewaySettings,
     HistoryCache,
     LockSampler,
-    Model,
     PostgresServer,
     PostgresStore,
-    connect_client,
-    cpu,
-    look,
     one_row,
     run,
-    run_worker,
-    turn,
+    serve,
 )
+from harness import Process, cpu_seconds_of_tree, owner_token, print_line, run_turn, sign_in, started
+from tables import table
 
 _SESSION = "recorded-session"
 _WARM_UP_TURNS = 3
@@ -66,9 +58,8 @@ _SLOTS = 64
 
 
 class Operation(msgspec.Struct):
-    """A commit or a read of the recorded turn, with the seconds since the one before."""
+    """A commit or a read of the recorded turn, with the time at which it began."""
 
-    role: str
     at: float
     writes: list[records.Write] = []
     sql: str = ""
@@ -78,17 +69,16 @@ class Operation(msgspec.Struct):
 class RecordingStore(PostgresStore):
     """A Postgres store that appends each commit and read to a file."""
 
-    def __init__(self, *arguments: Any, role: str, path: Path, **options: Any) -> None:
+    def __init__(self, *arguments: Any, path: Path, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._role = role
         self._path = path
 
     async def commit(self, tenant: str, writes: Sequence[records.Write]) -> list[Any]:
-        self._record(Operation(self._role, time.time(), list(writes)))
+        self._record(Operation(time.time(), list(writes)))
         return await super().commit(tenant, writes)
 
     async def fetch(self, query: Query) -> list[Any]:
-        self._record(Operation(self._role, time.time(), sql=query.sql, values=dict(query.values)))
+        self._record(Operation(time.time(), sql=query.sql, values=dict(query.values)))
         return await super().fetch(query)
 
     def _record(self, operation: Operation) -> None:
@@ -96,65 +86,24 @@ class RecordingStore(PostgresStore):
             file.write(msgspec.json.encode(operation) + b"\n")
 
 
-async def serve(role: str, url: str, home: Path, pause: float) -> None:
-    """Be a real gateway or worker whose store records."""
-    cluster = Cluster(url)
-    store = RecordingStore(
-        url,
-        transaction_hook=cluster.enqueue_and_notify,
-        history_cache=HistoryCache(),
-        role=role,
-        path=home / f"{role}.jsonl",
-    )
-    await store.open()
-    atlas = Atlas([Agent("assistant", model=Model(pause), tools=[look])], store=store, dispatcher=cluster)
-    if role == "worker":
-        await run_worker(atlas, cluster, 1.0, lambda: print("0", flush=True))
-    else:
-        gateway = Gateway(
-            atlas, GatewaySettings(home=home, port=0), membership=ClusterMembership(cluster, executes_runs=False)
-        )
-        await gateway.serve(lambda it: print(it.port, flush=True))
-    await store.close()
-
-
-@asynccontextmanager
-async def process(*arguments: str) -> AsyncGenerator[asyncio.subprocess.Process]:
-    """Run this script in a process; it is terminated at the end of the block."""
-    pipe = asyncio.subprocess.PIPE
-    child = await asyncio.create_subprocess_exec(sys.executable, __file__, *arguments, stdout=pipe, limit=1 << 26)
-    try:
-        yield child
-    finally:
-        if child.returncode is None:
-            child.terminate()
-        await child.wait()
-
-
-async def read_line(child: asyncio.subprocess.Process) -> bytes:
-    assert child.stdout
-    return await child.stdout.readline()
-
-
 async def record_turn(server: PostgresServer, pause: float) -> list[Operation]:
     """Return the commits and reads of one turn in the order of their times."""
     url = server.made("recording")
     async with AsyncExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        children = [
-            await stack.enter_async_context(process("serve", role, url, str(home), str(pause)))
-            for role in ("gateway", "worker")
+        members = [
+            await stack.enter_async_context(started("serve", role, url, home, pause)) for role in ("gateway", "worker")
         ]
-        port, _ = [int(await read_line(child)) for child in children]
-        socket = await connect_client(port, home)
+        port, _ = [await member.read_line() for member in members]
+        socket = await sign_in(port, owner_token(home))
         for _ in range(_WARM_UP_TURNS):
-            await turn(socket, _SESSION)
-        started = time.time()
-        await turn(socket, _SESSION)
+            await run_turn(socket, _SESSION)
+        begin = time.time()
+        await run_turn(socket, _SESSION)
         await socket.close()
-        lines = [line for role in ("gateway", "worker") for line in (home / f"{role}.jsonl").read_bytes().splitlines()]
+        lines = b"".join([(home / f"{role}.jsonl").read_bytes() for role in ("gateway", "worker")]).splitlines()
     found = sorted([msgspec.json.decode(line, type=Operation) for line in lines], key=lambda each: each.at)
-    found = [each for each in found if each.at >= started and not _is_maintenance(each)]
+    found = [each for each in found if each.at >= begin and not _is_maintenance(each)]
     first = next(n for n, each in enumerate(found) if _accepted(each.writes))
     return found[first:]
 
@@ -201,6 +150,16 @@ def _renamed(write: records.Write, id: str) -> records.Write:
     if isinstance(write, records.AcceptRun):
         return msgspec.structs.replace(write, idempotency_key="")
     return write
+
+
+class Measured(msgspec.Struct):
+    """What one process of simulated workers measured."""
+
+    seconds: float
+    cpu: float
+    turns: list[float]
+    latencies: list[float]
+    failed: list[str]
 
 
 class SimulatedTurn:
@@ -303,25 +262,19 @@ async def simulate(
             stack.push_async_callback(each.store.close)
             await stack.enter_async_context(each.cluster.join())
             await stack.enter_async_context(each.cluster.run_worker(ignore, ignore))
-        print("ready", flush=True)
+        print_line("ready")
         clients = [asyncio.create_task(tenants[n % len(tenants)].client(f"{prefix}s{n}")) for n in range(sessions)]
         await asyncio.sleep(_WARM_UP_SECONDS + sum(recorded.delays()))
         latencies.clear()
         for each in tenants:
             each.turns.clear()
-        print("measuring", flush=True)
-        used, started = time.process_time(), time.monotonic()
+        print_line("measuring")
+        used, begin = time.process_time(), time.monotonic()
         await asyncio.sleep(seconds)
         turns = [duration for each in tenants for duration in each.turns]
-        failed = [client.exception() for client in clients if client.done()]
-        result = {
-            "turns": turns,
-            "latencies": list(latencies),
-            "cpu": time.process_time() - used,
-            "seconds": time.monotonic() - started,
-            "failed": [repr(each) for each in failed],
-        }
-        print(json.dumps(result), flush=True)
+        failed = [repr(client.exception()) for client in clients if client.done()]
+        cpu = time.process_time() - used
+        print_line(Measured(time.monotonic() - begin, cpu, turns, list(latencies), failed))
         os._exit(0)
 
 
@@ -334,82 +287,61 @@ async def measure(
     await store.open()
     await store.close()
     async with AsyncExitStack() as stack:
-        children: list[asyncio.subprocess.Process] = []
+        processes: list[Process] = []
         for number in range(options.processes):
             names = [f"t{n}" for n in range(tenants) if tenants < options.processes or n % options.processes == number]
-            share = [str(sessions // options.processes), str(options.seconds)]
-            arguments = ("simulate", url, str(path), ",".join(names), f"p{number}", *share)
-            children.append(await stack.enter_async_context(process(*arguments)))
-            assert await read_line(children[-1]) == b"ready\n"
-        for child in children:
-            assert await read_line(child) == b"measuring\n"
+            share = (sessions // options.processes, options.seconds)
+            arguments = ("simulate", url, path, ",".join(names), f"p{number}", *share)
+            processes.append(await stack.enter_async_context(started(*arguments)))
+            await processes[-1].read_line()
+        for each in processes:
+            await each.read_line()
         sampler = LockSampler(url)
         sampling = asyncio.create_task(sampler.run())
-        before, used, started = await one_row(url, _TOTALS), cpu(server.pid, children=True), time.monotonic()
-        found = [json.loads(await read_line(child)) for child in children]
-        wall, used = time.monotonic() - started, cpu(server.pid, children=True) - used
+        before, used, begin = await one_row(url, _TOTALS), cpu_seconds_of_tree(server.pid), time.monotonic()
+        found = [msgspec.convert(await each.read_line(), Measured) for each in processes]
+        wall, used = time.monotonic() - begin, cpu_seconds_of_tree(server.pid) - used
         after = await one_row(url, _TOTALS)
         sampling.cancel()
-    failed = [each for result in found for each in result["failed"]]
-    if failed:
+    if failed := [each for result in found for each in result.failed]:
         raise SystemExit(f"simulated clients failed: {failed[:3]}")
-    turns = sorted(each for result in found for each in result["turns"])
-    latencies = sorted(each for result in found for each in result["latencies"])
-    seconds = statistics.fmean([result["seconds"] for result in found])
+    turns = sorted([each for result in found for each in result.turns])
+    latencies = sorted([each for result in found for each in result.latencies])
     made = len(latencies) / options.commits  # turns, of which some are only begun or only ended in this time
-    held, awaited = sampler.milliseconds(wall, 1)
+    held, awaited = sampler.milliseconds(wall, made)
     wal, transactions, syncs, size = [(now - then) / made for then, now in zip(before[:4], after[:4], strict=True)]
     return {
-        "turns/s": made / seconds,
+        "turns/s": made / statistics.fmean([result.seconds for result in found]),
         "turn p50 s": turns[len(turns) // 2],
         "turn p99 s": turns[int(len(turns) * 0.99)],
         "commit p50 ms": 1000 * latencies[len(latencies) // 2],
         "commit p99 ms": 1000 * latencies[int(len(latencies) * 0.99)],
         "Postgres CPU ms": 1000 * used / made,
         "Postgres cores": used / wall,
-        "simulator CPU ms": 1000 * sum(result["cpu"] for result in found) / made,
+        "simulator CPU ms": 1000 * sum(result.cpu for result in found) / made,
         "transactions": transactions,
         "syncs": syncs,
         "WAL KB": wal,
         "kept KB": size,
-        "lock ms": held / made,
-        "lock wait ms": awaited / made,
+        "lock ms": held,
+        "lock wait ms": awaited,
         "connections": after[4],
     }
 
 
-def waiting_probability(load: float, servers: int) -> float:
-    """Return the probability that an arrival waits in an M/M/k queue (Erlang C), for a load in Erlang."""
-    blocked = 1.0
-    for n in range(1, servers + 1):
-        blocked = load * blocked / (n + load * blocked)
-    utilisation = load / servers
-    return blocked / (1 - utilisation * (1 - blocked))
-
-
-def wait_seconds(rate: float, service: float, variation: float, servers: int) -> float:
-    """Return the mean wait in an M/G/k queue (Allen-Cunneen); `variation` is the squared coefficient of variation."""
-    load = rate * service
-    if load >= servers:
-        return math.inf
-    return waiting_probability(load, servers) * service / (servers - load) * (1 + variation) / 2
-
-
-def print_plan(rate: int, row: dict[str, float], options: argparse.Namespace) -> None:
-    """Print what a rate needs, calculated from the measured cost per turn."""
-    turn_seconds = options.turn_seconds
-    postgres_cores = rate * row["Postgres CPU ms"] / 1000 / _UTILISATION
-    slots = math.ceil(rate * turn_seconds / _UTILISATION)
-    wait = wait_seconds(rate, turn_seconds, 1.0, slots)
-    print(
-        f"{rate} turns/s | Postgres cores {postgres_cores:.0f} | WAL MB/s {rate * row['WAL KB'] / 1024:.1f} | "
-        f"WAL syncs/s, at most {rate * row['syncs']:.0f} | "
-        f"worker cores {rate * options.worker_ms / 1000 / _UTILISATION:.0f} | "
-        f"gateway cores {rate * options.gateway_ms / 1000 / _UTILISATION:.0f} | "
-        f"turns at a time {rate * turn_seconds:.0f} | "
-        f"worker processes {math.ceil(slots / _SLOTS)}, mean wait {1000 * wait:.2f} ms | "
-        f"kept GB/day {rate * row['kept KB'] * 86400 / 1024**2:.0f}"
-    )
+def plan(rate: int, row: dict[str, float], options: argparse.Namespace) -> dict[str, float]:
+    """Return what a rate needs, calculated from the measured cost per turn."""
+    turns = rate * options.turn_seconds
+    return {
+        "Postgres cores": rate * row["Postgres CPU ms"] / 1000 / _UTILISATION,
+        "WAL MB/s": rate * row["WAL KB"] / 1024,
+        "WAL syncs/s, at most": rate * row["syncs"],
+        "worker cores": rate * options.worker_ms / 1000 / _UTILISATION,
+        "gateway cores": rate * options.gateway_ms / 1000 / _UTILISATION,
+        "turns at a time": turns,
+        "worker processes": turns / _UTILISATION / _SLOTS,
+        "kept GB/day": rate * row["kept KB"] * 86400 / 1024**2,
+    }
 
 
 async def main(options: argparse.Namespace) -> None:
@@ -420,28 +352,27 @@ async def main(options: argparse.Namespace) -> None:
         commits = [each for each in operations if each.writes]
         options.commits = len(commits)
         seconds = operations[-1].at - operations[0].at
-        print(f"recorded turn: {len(commits)} commits, {len(operations) - len(commits)} reads, {seconds:.2f} s")
-        rows: list[dict[str, float]] = []
-        for tenants in options.tenants:
-            for sessions in options.sessions:
-                rows.append(await measure(server, path, tenants, sessions, options))
-                if len(rows) == 1:
-                    print("\nmeasured\ntenants | turns at a time | " + " | ".join(rows[0]))
-                figures = " | ".join(f"{value:.2f}" for value in rows[-1].values())
-                print(f"{tenants} | {sessions} | {figures}", flush=True)
-    cheapest = min(rows, key=lambda row: row["Postgres CPU ms"])
-    print(f"\ncalculated, at {_UTILISATION:.0%} of the cores, from {cheapest['Postgres CPU ms']:.1f} ms per turn")
-    for rate in options.rates:
-        print_plan(rate, cheapest, options)
+        print(f"recorded turn: {len(commits)} commits, {len(operations) - len(commits)} reads, {seconds:.2f} s\n")
+        rows = {
+            f"{tenants}, {sessions}": await measure(server, path, tenants, sessions, options)
+            for tenants in options.tenants
+            for sessions in options.sessions
+        }
+    print("Measured:\n\n" + table("tenants, turns at a time", rows))
+    cheapest = min(rows.values(), key=lambda row: row["Postgres CPU ms"])
+    print(f"\nCalculated, at {_UTILISATION:.0%} of the cores, from {cheapest['Postgres CPU ms']:.1f} ms per turn:\n")
+    print(table("turns/s", {f"{rate:,}": plan(rate, cheapest, options) for rate in options.rates}))
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["serve"]:
-        run(serve(sys.argv[2], sys.argv[3], Path(sys.argv[4]), float(sys.argv[5])))
+        role, url, home, pause = sys.argv[2:]
+        make_store = functools.partial(RecordingStore, path=Path(home) / f"{role}.jsonl")
+        run(serve(role, url, Path(home), float(pause), make_store))
     elif sys.argv[1:2] == ["simulate"]:
-        names, sessions_of_process, duration = sys.argv[4].split(","), int(sys.argv[6]), float(sys.argv[7])
-        recording = RecordedTurn(msgspec.json.decode(Path(sys.argv[3]).read_bytes(), type=list[Operation]))
-        asyncio.run(simulate(sys.argv[2], recording, names, sys.argv[5], sessions_of_process, duration))
+        url, path, names, prefix, sessions, duration = sys.argv[2:]
+        recording = RecordedTurn(msgspec.json.decode(Path(path).read_bytes(), type=list[Operation]))
+        asyncio.run(simulate(url, recording, names.split(","), prefix, int(sessions), float(duration)))
     else:
         parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
         parser.add_argument("--sessions", type=int, nargs="+", default=[16, 64, 256], help="turns at a time")

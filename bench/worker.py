@@ -14,15 +14,13 @@ import statistics
 import sys
 import time
 import traceback
-import tracemalloc
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, cast
 
-import perf
-from scenarios import PROMPT, SCENARIOS, STAMP_DIGITS, Tool, expected_answer, make_history, make_tools
+from scenarios import PROMPT, SCENARIOS, Tool, answer_deltas, make_history, make_tools
 
 CPU_SECONDS = 0.8  # CPU time of the timed turns in one run: the same for fast and slow adapters
 EARLY_ROUNDS, LATE_ROUNDS = (40, 60), (190, 210)  # rounds that `rounds` compares: around 50 and around 200
@@ -32,18 +30,13 @@ Result = dict[str, float]
 
 
 class Adapter(Protocol):
-    """Interface of a module in `adapters/`; see README.md."""
+    """Interface of a module in `adapters/`; see README.md. Only durable adapters have `store_history`."""
 
     def setup(self, base_url: str) -> None: ...
     def make_agent(self, tools: list[Tool]) -> Any: ...
     def make_history(self, pairs: list[tuple[str, str]]) -> Any: ...
-    async def turn(self, agent: Any, prompt: str, history: Any, on_delta: Callable[[str], None]) -> str: ...
-
-
-class DurableAdapter(Adapter, Protocol):
-    """Adapter that stores its sessions."""
-
     async def store_history(self, agent: Any, pairs: list[tuple[str, str]]) -> Any: ...
+    async def turn(self, agent: Any, prompt: str, history: Any, on_delta: Callable[[str], None]) -> str: ...
 
 
 class WrongTurn(Exception):
@@ -51,114 +44,65 @@ class WrongTurn(Exception):
 
 
 class Subject:
-    """One adapter in one scenario: runs turns, checks each of them and records its measurements."""
+    """One adapter in one scenario: runs turns and checks each of them."""
 
     def __init__(self, adapter: Adapter, name: str, server: str) -> None:
         self.scenario = SCENARIOS[name]
-        self.call_times: list[int] | None = None  # CPU clock at each tool call, if enabled
+        self.call_times: list[int] = []  # CPU clock at each tool call
         self._adapter = adapter
-        self._expected = expected_answer(self.scenario.deltas)
-        adapter.setup(base_url(adapter, name, server))
-        self._tools = tools_for(adapter, self._count_call)
+        self._expected = "".join(answer_deltas(self.scenario))
+        adapter.setup(f"{server}/{name}/v1")
+        self._tools = make_tools(lambda: self.call_times.append(time.process_time_ns()))
         self._agent = adapter.make_agent(self._tools)
         self._history: Any = None
-        self.reset()
 
     async def open(self) -> "Subject":
         """Make the history that every turn has; a durable adapter stores it."""
         pairs = make_history(self.scenario.history)
         if self.scenario.durable:
-            self._history = await cast(DurableAdapter, self._adapter).store_history(self._agent, pairs)
+            self._history = await self._adapter.store_history(self._agent, pairs)
         else:
             self._history = self._adapter.make_history(pairs)
         return self
 
-    def reset(self) -> None:
-        """Reset the counters."""
-        self.calls = 0
-        self.seconds: list[float] = []
-        self.first_delta_us: list[float] = []
-
-    def _count_call(self) -> None:
-        self.calls += 1
-        if self.call_times is not None:
-            self.call_times.append(time.process_time_ns())
-
     async def turn(self) -> None:
+        """Run one turn; check that deltas, final text and expected text agree."""
         deltas: list[str] = []
-        first_seen = 0
-
-        def on_delta(text: str) -> None:
-            nonlocal first_seen
-            first_seen = first_seen or time.monotonic_ns()
-            deltas.append(text)
-
-        begin = time.perf_counter()
         agent = self._adapter.make_agent(self._tools) if self.scenario.fresh else self._agent
-        final = await self._adapter.turn(agent, PROMPT, self._history, on_delta)
-        self.seconds.append(time.perf_counter() - begin)
-        sent = self._check("".join(deltas), final)
-        self.first_delta_us.append((first_seen - sent) / 1e3)
-
-    def _check(self, streamed: str, final: str) -> int:
-        """Check that deltas, final text and expected text agree. Return when the server sent the answer."""
-        if streamed != final or final[STAMP_DIGITS:] != self._expected:
+        final = await self._adapter.turn(agent, PROMPT, self._history, deltas.append)
+        streamed = "".join(deltas)
+        if streamed != final or final != self._expected:
             raise WrongTurn(f"wrong text: deltas {streamed[:90]!r}, final {final[:90]!r}")
-        return int(final[:STAMP_DIGITS])
 
     async def turns(self, count: int) -> None:
-        """Run `count` turns with the concurrency of the scenario."""
+        """Run `count` turns with the concurrency of the scenario; check the number of their tool calls."""
         together = self.scenario.concurrency
+        self.call_times.clear()
         for _ in range(count // together):
             if together == 1:
                 await self.turn()
             else:
                 await asyncio.gather(*(self.turn() for _ in range(together)))
-
-    def check_calls(self, turns: int) -> None:
-        wanted = turns * sum(self.scenario.calls)
-        if self.calls != wanted:
-            raise WrongTurn(f"{self.calls} tools ran, {wanted} expected")
-
-
-def base_url(adapter: Adapter, scenario: str, server: str) -> str:
-    variant = getattr(adapter, "VARIANT", "")
-    return f"{server}/{scenario}~{variant}/v1" if variant else f"{server}/{scenario}/v1"
-
-
-def tools_for(adapter: Adapter, on_call: Callable[[], None]) -> list[Tool]:
-    return make_tools(on_call, asynchronous=getattr(adapter, "ASYNC_TOOLS", True))
+        if len(self.call_times) != count * sum(self.scenario.calls):
+            raise WrongTurn(f"{len(self.call_times)} tools ran, {count * sum(self.scenario.calls)} expected")
 
 
 async def measure_turns(adapter: Adapter, name: str, server: str) -> Result:
-    """Measure CPU, time and memory per turn, after one cold turn and some warm ones."""
+    """Measure CPU and memory per turn, after one cold turn and some warm ones."""
     subject = await Subject(adapter, name, server).open()
-    count, boot = subject.scenario.turns, 0.0
+    count = subject.scenario.turns
     if not subject.scenario.gate:  # with a gate a single turn would wait for the others
         await subject.turn()
-        boot = time.process_time()  # counts from the start of the process
         count = await warm_up(subject)
     gc.collect()
-    subject.reset()
     rss = reset_peak_memory()
-    with profiling(), perf.counting():
-        cpu, wall = time.process_time(), time.perf_counter()
+    with profiling():
+        cpu = time.process_time()
         await subject.turns(count)
-        cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
-    peak = memory_kb("VmHWM")
-    subject.check_calls(count)
-    seconds = sorted(subject.seconds)
+        cpu = time.process_time() - cpu
     return {
-        "turns": count,
         "cpu_ms": cpu / count * 1e3,
-        "wall_ms": wall / count * 1e3,
-        "boot_cpu_ms": boot * 1e3,
-        "turns_per_s": count / wall,
-        "p50_ms": seconds[count // 2] * 1e3,
-        "p99_ms": seconds[int(count * 0.99)] * 1e3,
-        "first_delta_us": statistics.median(subject.first_delta_us),
-        "peak_rss_mb": peak / 1024,
-        "kb_per_turn": (peak - rss) / subject.scenario.concurrency,
+        "kb_per_turn": (memory_kb("VmHWM") - rss) / subject.scenario.concurrency,
     }
 
 
@@ -183,15 +127,11 @@ async def measure_rounds(adapter: Adapter, name: str, server: str) -> Result:
     late: list[float] = []
     while len(early) < LONG_TURNS or (len(early) < 3 * LONG_TURNS and time.process_time() < LONG_TURNS):
         gc.collect()
-        subject.reset()
-        subject.call_times = []
-        await subject.turn()
-        subject.check_calls(1)
+        await subject.turns(1)
         early.append(cpu_per_round(subject.call_times, *EARLY_ROUNDS))
         late.append(cpu_per_round(subject.call_times, *LATE_ROUNDS))
     ratios = [after / before for before, after in zip(early, late, strict=True)]
     return {
-        "turns": len(early),
         "round_50_ms": statistics.median(early),
         "round_200_ms": statistics.median(late),
         "ratio": statistics.median(ratios),
@@ -204,9 +144,9 @@ def cpu_per_round(call_times: list[int], first: int, last: int) -> float:
 
 
 async def measure_creation(adapter: Adapter, name: str, server: str) -> Result:
-    """Measure time and bytes of one agent with ten tools, without what agents share."""
-    adapter.setup(base_url(adapter, "S2", server))
-    tools = tools_for(adapter, lambda: None)
+    """Measure the time of one agent with ten tools, without what agents share."""
+    adapter.setup(f"{server}/S2/v1")
+    tools = make_tools(lambda: None)
     agents = [adapter.make_agent(tools) for _ in range(3)]
     gc.collect()
     times: list[float] = []
@@ -214,13 +154,7 @@ async def measure_creation(adapter: Adapter, name: str, server: str) -> Result:
         begin = time.process_time_ns()
         agents.append(adapter.make_agent(tools))
         times.append((time.process_time_ns() - begin) / 1e3)
-    agents.clear()
-    gc.collect()
-    tracemalloc.start()
-    agents.extend(adapter.make_agent(tools) for _ in range(10))
-    gc.collect()
-    size, _ = tracemalloc.get_traced_memory()
-    return {"create_us": statistics.median(times), "agent_kb": size / len(agents) / 1024}
+    return {"create_us": statistics.median(times)}
 
 
 def memory_kb(field: str) -> int:
@@ -260,11 +194,8 @@ MEASURES = {"create": measure_creation, "rounds": measure_rounds}
 
 async def main() -> None:
     adapter_name, scenario, server = sys.argv[1:]
-    if core := os.environ.get("BENCH_CORE"):
-        os.sched_setaffinity(0, {int(core)})
     adapter = cast(Adapter, importlib.import_module(f"adapters.{adapter_name}"))
-    measure = MEASURES.get(scenario, measure_turns)
-    result = await measure(adapter, scenario, server)
+    result = await MEASURES.get(scenario, measure_turns)(adapter, scenario, server)
     print("\n" + json.dumps(result), flush=True)
     os._exit(0)  # the shutdown of frameworks is not measured
 

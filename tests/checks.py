@@ -3,10 +3,10 @@
 import asyncio
 import gc
 import importlib
-import importlib.util
 import inspect
 import os
 import ssl
+import sys
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -58,12 +58,11 @@ TIMEOUT = scaled(120)
 
 
 def load_benchmark(name: str) -> Any:
-    """Load a program of bench/ as a module."""
-    found = importlib.util.spec_from_file_location(f"bench_{name}", Path(__file__).parents[1] / "bench" / f"{name}.py")
-    assert found is not None and found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
-    return module
+    """Load a program of bench/ as a module. It imports others from its folder."""
+    folder = str(Path(__file__).parents[1] / "bench")
+    if folder not in sys.path:
+        sys.path.append(folder)
+    return importlib.import_module(name)
 
 
 class LazyModule:

@@ -36,32 +36,6 @@ def make_turn(stream: Stream, decode_arguments: Callable[[str], Any]):
     return turn
 
 
-def make_responses_turn(stream: Stream, decode_arguments: Callable[[str], Any]):
-    """Return a turn function over `stream(items, tools)`, which yields text deltas and complete output items."""
-
-    async def turn(agent, prompt, history, on_delta):
-        tools, schemas = agent
-        specs = [{"type": "function", **schema["function"], "strict": False} for schema in schemas]
-        items = [*history, {"role": "user", "content": prompt}]
-        while True:
-            texts, done = [], []
-            async for event in stream(items, specs):
-                if isinstance(event, str):
-                    texts.append(event)
-                    on_delta(event)
-                else:
-                    done.append(event)
-            calls = [item for item in done if item["type"] == "function_call"]
-            if not calls:
-                return "".join(texts)
-            items += done
-            for call in calls:
-                result = await tools[call["name"]](**decode_arguments(call["arguments"]))
-                items.append({"type": "function_call_output", "call_id": call["call_id"], "output": result})
-
-    return turn
-
-
 async def read_reply(deltas: AsyncIterator[Any], on_delta: Callable[[str], None]) -> tuple[str, list[Message]]:
     """Return the text and the tool calls of one reply."""
     texts: list[str] = []

@@ -2,23 +2,17 @@
 
 from agno.agent import Agent
 from agno.models.message import Message
-from agno.models.openai import OpenAIChat, OpenAIResponses
+from agno.models.openai import OpenAIChat
 
-from scenarios import MODEL, SYSTEM, uses_responses
+from scenarios import MODEL, SYSTEM
 
 PIP = ["agno", "openai"]
 IMPORT = "from agno.agent import Agent; from agno.models.openai import OpenAIChat"
-RESPONSES = True
 
 
 def setup(base_url):
     global PROVIDER
-    if uses_responses(base_url):
-        PROVIDER = OpenAIResponses(
-            id=MODEL, base_url=base_url, api_key="x", store=False, include=["reasoning.encrypted_content"]
-        )
-    else:
-        PROVIDER = OpenAIChat(id=MODEL, base_url=base_url, api_key="x")
+    PROVIDER = OpenAIChat(id=MODEL, base_url=base_url, api_key="x")
 
 
 def make_agent(tools):

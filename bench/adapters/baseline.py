@@ -3,13 +3,12 @@
 import aiohttp
 import msgspec
 
-from adapters._loop import make_agent, make_history, make_responses_turn, make_turn  # noqa: F401
-from scenarios import MODEL, SYSTEM, uses_responses
+from adapters._loop import make_agent, make_history, make_turn  # noqa: F401
+from scenarios import MODEL
 
 PIP = ["aiohttp", "msgspec"]
 IMPORT = "import aiohttp, msgspec"
 LONG_TURNS = True
-RESPONSES = True
 
 
 class Function(msgspec.Struct):
@@ -36,25 +35,14 @@ class Chunk(msgspec.Struct):
     choices: list[Choice]
 
 
-class TextEvent(msgspec.Struct):
-    delta: str
-
-
-class ItemEvent(msgspec.Struct):
-    item: dict
-
-
-decode_text = msgspec.json.Decoder(TextEvent).decode
-decode_item = msgspec.json.Decoder(ItemEvent).decode
 decode_chunk = msgspec.json.Decoder(Chunk).decode
 decode_arguments = msgspec.json.Decoder().decode
 encode = msgspec.json.Encoder().encode
 
 
 def setup(base_url):
-    global URL, SESSION, RUN
-    URL = base_url + ("/responses" if uses_responses(base_url) else "/chat/completions")
-    RUN = responses_turn if uses_responses(base_url) else chat_turn
+    global URL, SESSION
+    URL = base_url + "/chat/completions"
     SESSION = None
 
 
@@ -85,27 +73,4 @@ async def read_deltas(pieces):
                     yield choice.delta
 
 
-TEXT, ITEM = b"event: response.output_text.delta\ndata: ", b"event: response.output_item.done\ndata: "
-OPTIONS = {"model": MODEL, "stream": True, "store": False, "include": ["reasoning.encrypted_content"]}
-
-
-async def stream_responses(items, specs):
-    body = encode({**OPTIONS, "instructions": SYSTEM, "input": items, "tools": specs})
-    async with session().post(URL, data=body, headers={"Content-Type": "application/json"}) as reply:
-        reply.raise_for_status()
-        rest = b""
-        async for piece in reply.content.iter_any():
-            *events, rest = (rest + piece).split(b"\n\n")
-            for event in events:
-                if event.startswith(TEXT):
-                    yield decode_text(event[len(TEXT) :]).delta
-                elif event.startswith(ITEM):
-                    yield decode_item(event[len(ITEM) :]).item
-
-
-chat_turn = make_turn(stream, decode_arguments)
-responses_turn = make_responses_turn(stream_responses, decode_arguments)
-
-
-def turn(*arguments):
-    return RUN(*arguments)
+turn = make_turn(stream, decode_arguments)

@@ -1,19 +1,17 @@
-"""Microsoft agent-framework: `Agent.run(stream=True)` on its clients of both APIs."""
+"""Microsoft agent-framework: `Agent.run(stream=True)` on its chat completions client."""
 
 from agent_framework import Agent, Message
-from agent_framework_openai import OpenAIChatClient, OpenAIChatCompletionClient
+from agent_framework_openai import OpenAIChatCompletionClient
 
-from scenarios import MODEL, SYSTEM, uses_responses
+from scenarios import MODEL, SYSTEM
 
 PIP = ["agent-framework-core", "agent-framework-openai"]
 IMPORT = "from agent_framework import Agent; from agent_framework_openai import OpenAIChatCompletionClient"
-RESPONSES = True
 
 
 def setup(base_url):
     global PROVIDER
-    kind = OpenAIChatClient if uses_responses(base_url) else OpenAIChatCompletionClient
-    PROVIDER = kind(model=MODEL, base_url=base_url, api_key="x")
+    PROVIDER = OpenAIChatCompletionClient(model=MODEL, base_url=base_url, api_key="x")
 
 
 def make_agent(tools):

@@ -1,18 +1,16 @@
 """Atlas Agents with its defaults: every call is authorised, validated, limited and audited; every event is sent."""
 
-from atlas_agents import Agent, Atlas, Conversation, OpenAIProvider, OpenAIResponsesProvider, assistant, user
-from scenarios import MODEL, SYSTEM, uses_responses
+from atlas_agents import Agent, Atlas, Conversation, OpenAIProvider, assistant, user
+from scenarios import MODEL, SYSTEM
 
 PIP = ["$BENCH_OURS"]
 IMPORT = "from atlas_agents import Agent, Atlas, OpenAIProvider"
 LONG_TURNS = True
-RESPONSES = True
 
 
 def setup(base_url):
     global PROVIDER
-    kind = OpenAIResponsesProvider if uses_responses(base_url) else OpenAIProvider
-    PROVIDER = kind(base_url=base_url, api_key="x", model=MODEL)
+    PROVIDER = OpenAIProvider(base_url=base_url, api_key="x", model=MODEL)
 
 
 def make_agent(tools):

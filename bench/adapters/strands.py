@@ -3,22 +3,17 @@
 from openai import AsyncOpenAI
 from strands import Agent, tool
 from strands.models.openai import OpenAIModel
-from strands.models.openai_responses import OpenAIResponsesModel
 
-from scenarios import MODEL, SYSTEM, uses_responses
+from scenarios import MODEL, SYSTEM
 
 PIP = ["strands-agents[openai]"]
 IMPORT = "from strands import Agent, tool; from strands.models.openai import OpenAIModel"
-RESPONSES = True
 IDLE = []
 
 
 def setup(base_url):
     global PROVIDER
-    if uses_responses(base_url):
-        PROVIDER = OpenAIResponsesModel(client_args={"base_url": base_url, "api_key": "x"}, model_id=MODEL)
-    else:
-        PROVIDER = OpenAIModel(client=AsyncOpenAI(base_url=base_url, api_key="x"), model_id=MODEL)
+    PROVIDER = OpenAIModel(client=AsyncOpenAI(base_url=base_url, api_key="x"), model_id=MODEL)
 
 
 def build(tools):
