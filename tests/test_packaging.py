@@ -1,7 +1,7 @@
-"""Installing the package: pip, uv, pipx and build, from a clone and from the source distribution, on every Python.
+"""Installing the package: its wheel, built once from the source distribution, on every Python of this machine.
 
-`make test` covers each installer, each source and each Python once. `make installs` runs every combination and builds
-the page with npm from a fresh clone.
+`make installs` also installs from a clone and from the source distribution with pip, uv, pipx and build, and builds the
+page with npm from a fresh clone.
 """
 
 import fcntl
@@ -31,10 +31,6 @@ OLDEST_PIP = {"3.11": "22.3", "3.12": "23.2", "3.13": "24.2"}
 """The pip that the first release of each Python carries."""
 PAGE = "src/atlas_agents/gateway/page"
 EVERYTHING = os.environ.get("INSTALLS") == "all"
-BUILD = ("--from", "build", "--with", "uv", "pyproject-build", *(() if EVERYTHING else ("--installer", "uv")))
-"""With pip, which is its default, `build` takes more than twice as long to install the same requirements."""
-PIP_OPTIONS = ("--no-deps", *(() if EVERYTHING else ("--no-compile",)))
-"""To compile all modules takes longer than to install them."""
 
 pytestmark = [
     pytest.mark.slow,
@@ -44,10 +40,11 @@ pytestmark = [
 
 
 class Sources(NamedTuple):
-    """What users install from. The clone has the built page committed, so that installing it does not run npm."""
+    """What users install from. The wheel is built from the source distribution without npm. The clone has the built page committed, so that installing it does not run npm."""
 
     clone: Path
     sdist: Path
+    wheel: Path
 
 
 def interpreters() -> dict[str, str]:
@@ -65,13 +62,11 @@ def interpreters() -> dict[str, str]:
 
 def combinations() -> list[tuple[str, str, str]]:
     """Choose installer, source and Python. Of every combination, those without their Python are skipped."""
-    pythons = [*interpreters()] or PYTHONS
-    if EVERYTHING:
-        pythons = PYTHONS
-        installers = ("pip-oldest", "pip-newest", "uv", "pipx", "build")
-        return [(each, source, python) for each in installers for source in Sources._fields for python in pythons]
-    chosen = [("pip-oldest", "sdist"), ("pip-newest", "clone"), ("uv", "clone"), ("pipx", "sdist"), ("build", "clone")]
-    return [(*each, pythons[place % len(pythons)]) for place, each in enumerate(chosen)]
+    if not EVERYTHING:
+        return [("uv", "wheel", python) for python in interpreters() or PYTHONS]
+    installers = ("pip-oldest", "pip-newest", "uv", "pipx", "build")
+    sources = [(each, source) for each in installers for source in ("clone", "sdist")]
+    return [(*each, python) for each in (*sources, ("uv", "wheel")) for python in PYTHONS]
 
 
 def run(*command: str | Path, cwd: Path, **env: str) -> str:
@@ -102,7 +97,8 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Sources:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "sources").exists():
             _make_sources(folder / "new-sources").rename(folder / "sources")
-    return Sources(folder / "sources/clone", next((folder / "sources").glob("*.tar.gz")))
+    made = folder / "sources"
+    return Sources(made / "clone", next(made.glob("*.tar.gz")), next(made.glob("*.whl")))
 
 
 def _make_sources(folder: Path) -> Path:
@@ -121,7 +117,9 @@ def _make_sources(folder: Path) -> Path:
     shutil.copytree(ROOT / PAGE, clone / PAGE)
     run(*git, "add", "--force", ".", cwd=clone)
     run(*git, "commit", "--quiet", "--message", "with the page", cwd=clone)
-    run(UV, "build", "--quiet", "--sdist", "--out-dir", folder, clone, cwd=folder)
+    build = (UV, "build", "--quiet", "--python", sys.executable, "--out-dir", folder)
+    run(*build, "--sdist", clone, cwd=folder)
+    run(*build, "--wheel", next(folder.glob("*.tar.gz")), cwd=folder, **without_npm(folder / "bin"))
     return folder
 
 
@@ -129,31 +127,31 @@ def _make_sources(folder: Path) -> Path:
 def test_package_with_its_page_is_installed(
     installer: str, source: str, python: str, sources: Sources, tmp_path: Path
 ) -> None:
-    """The build gets what it needs from each installer. From the source distribution it does not run npm."""
+    """From the source distribution, the build does not run npm."""
     target, interpreter = getattr(sources, source), interpreters().get(python)
     if interpreter is None:
         pytest.skip(f"Python {python} is not installed on this machine")
     env = without_npm(tmp_path / "bin") if source == "sdist" else {}
     match installer:
         case "build":
-            tool = (UV, "tool", "run", "--quiet", "--python", interpreter, *BUILD, "--outdir", tmp_path)
+            tool = (UV, "tool", "run", "--quiet", "--python", interpreter, "--from", "build", "pyproject-build", "--outdir", tmp_path)
             run(*tool, _own_folder(target, tmp_path), cwd=tmp_path, **env)
             assert f"{PAGE}/index.html".removeprefix("src/") in zipfile.ZipFile(next(tmp_path.glob("*.whl"))).namelist()
             return
         case "pipx":
             env |= {"PIPX_HOME": str(tmp_path / "pipx"), "PIPX_BIN_DIR": str(tmp_path / "venv/bin")}
-            tool = (UV, "tool", "run", "--quiet", "--python", interpreter, "--with", "uv", "pipx", "install")
-            run(*tool, "--backend", "uv", "--python", interpreter, target, cwd=tmp_path, **env)
+            tool = (UV, "tool", "run", "--quiet", "--python", interpreter, "pipx", "install")
+            run(*tool, "--python", interpreter, target, cwd=tmp_path, **env)
         case "uv":
             run(UV, "venv", "--quiet", "--python", interpreter, "venv", cwd=tmp_path)
-            folder = _own_folder(target, tmp_path)
-            run(UV, "pip", "install", "--quiet", "--python", "venv", "--no-deps", folder, cwd=tmp_path, **env)
+            what = target if source == "wheel" else _own_folder(target, tmp_path)
+            run(UV, "pip", "install", "--quiet", "--python", "venv", "--no-deps", what, cwd=tmp_path, **env)
         case _:
             pip = f"pip=={OLDEST_PIP[python]}" if installer == "pip-oldest" else "pip"
             run(UV, "venv", "--quiet", "--python", interpreter, "venv", cwd=tmp_path)
             run(UV, "pip", "install", "--quiet", "--python", "venv", pip, cwd=tmp_path)
             what = target if source == "sdist" else f"git+file://{target}"
-            run("venv/bin/python", "-m", "pip", "install", *PIP_OPTIONS, what, cwd=tmp_path, **env)
+            run("venv/bin/python", "-m", "pip", "install", "--no-deps", what, cwd=tmp_path, **env)
     atlas = tmp_path / "venv/bin/atlas"
     assert run(atlas, "--version", cwd=tmp_path).startswith("atlas ")
     if installer == "pipx":  # it installs the dependencies too, in an environment of its own
@@ -186,7 +184,7 @@ def test_one_command_starts_the_gateway_of_a_new_user(
     tool: tuple[str, ...], remedy: str, sources: Sources, tmp_path: Path
 ) -> None:
     """Nothing is configured: the link comes first, its page answers, and the demo stands in for a model."""
-    command = [UV, "tool", "run", "--quiet", *tool, str(sources.sdist), "atlas-agents", "serve", "--port", "0"]
+    command = [UV, "tool", "run", "--quiet", *tool, str(sources.wheel), "atlas-agents", "serve", "--port", "0"]
     with new_user(command, tmp_path) as output:
         start = next(n for n, line in enumerate(output) if line.startswith("Atlas is listening on http://127.0.0.1:"))
         assert start < 9, "at most ten lines come before the link"
