@@ -12,13 +12,16 @@ from collections import defaultdict
 from collections.abc import Generator
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
 
 import fork_server
 from checks import scaled
+
+if TYPE_CHECKING:
+    from stores.postgres_server import PostgresServer
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # shells set this for background jobs
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -85,6 +88,17 @@ _LONG_TEST = 600.0
 """Time limit in seconds of a test that is known to take long."""
 _GRACE = 60.0
 """Seconds after its time limit at which a test that still runs ends its process."""
+
+
+@pytest.fixture(scope="session")
+def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Generator["PostgresServer"]:
+    """The Postgres of the whole run, with a database for this worker process."""
+    from stores.postgres_server import shared_server
+
+    folder = tmp_path_factory.getbasetemp()
+    folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+    with shared_server(folder) as server, server.with_database() as own:
+        yield own
 
 
 def pytest_collectstart() -> None:

@@ -40,7 +40,9 @@ pytestmark = [
 
 
 class Sources(NamedTuple):
-    """What users install from. The wheel is built from the source distribution without npm. The clone has the built page committed, so that installing it does not run npm."""
+    """What users install from: the wheel is built from the source distribution, without npm.
+
+    The clone has the built page committed, so that installing it does not run npm."""
 
     clone: Path
     sdist: Path
@@ -134,7 +136,19 @@ def test_package_with_its_page_is_installed(
     env = without_npm(tmp_path / "bin") if source == "sdist" else {}
     match installer:
         case "build":
-            tool = (UV, "tool", "run", "--quiet", "--python", interpreter, "--from", "build", "pyproject-build", "--outdir", tmp_path)
+            tool = (
+                UV,
+                "tool",
+                "run",
+                "--quiet",
+                "--python",
+                interpreter,
+                "--from",
+                "build",
+                "pyproject-build",
+                "--outdir",
+                tmp_path,
+            )
             run(*tool, _own_folder(target, tmp_path), cwd=tmp_path, **env)
             assert f"{PAGE}/index.html".removeprefix("src/") in zipfile.ZipFile(next(tmp_path.glob("*.whl"))).namelist()
             return

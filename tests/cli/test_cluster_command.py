@@ -19,10 +19,10 @@ from stores.postgres_server import PostgresServer
 TOKEN = "k9Vd2mQ8xZ4tR7wB1nL5cH"
 
 
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[PostgresServer]:
-    with PostgresServer() as server:
-        yield server
+@pytest.fixture
+def database(postgres_server: PostgresServer) -> Iterator[str]:
+    with postgres_server.with_database() as server:
+        yield server.url
 
 
 async def read_operations(url: str) -> dict[str, Any]:
@@ -32,8 +32,8 @@ async def read_operations(url: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_status_shows_members_until_they_stop(home: Home, postgres: PostgresServer) -> None:
-    home.env |= {"ATLAS_DATABASE_URL": postgres.made("shown"), "ATLAS_TOKEN": TOKEN}
+def test_status_shows_members_until_they_stop(home: Home, database: str) -> None:
+    home.env |= {"ATLAS_DATABASE_URL": database, "ATLAS_TOKEN": TOKEN}
     with home.gateway("--role", "gateway") as front, home.gateway("--role", "worker", ATLAS_PORT="") as worker:
         assert "Status: http://127.0.0.1:" in worker.output
         end = time.monotonic() + TIMEOUT
@@ -77,10 +77,10 @@ def test_status_shows_members_until_they_stop(home: Home, postgres: PostgresServ
 
 
 @pytest.mark.slow
-def test_status_without_a_cluster_explains_what_to_do(bare: Home, postgres: PostgresServer) -> None:
+def test_status_without_a_cluster_explains_what_to_do(bare: Home, database: str) -> None:
     alone = bare.run("cluster", "status")
     assert alone.returncode == 2 and "used by a single process; set ATLAS_DATABASE_URL=postgresql://" in alone.stderr
-    empty = bare.run("cluster", "status", ATLAS_DATABASE_URL=postgres.made("empty"))
+    empty = bare.run("cluster", "status", ATLAS_DATABASE_URL=database)
     assert empty.returncode == 2 and "has never used this database; start a member with" in empty.stderr
     gone = bare.run("cluster", "status", ATLAS_DATABASE_URL="postgresql://u:secret@127.0.0.1:1/x")
     assert gone.returncode == 1 and "cannot reach Postgres" in gone.stderr and "secret" not in gone.stderr

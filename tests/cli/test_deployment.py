@@ -264,8 +264,8 @@ def test_gateway_started_by_the_unit_passes_every_probe(home: Home) -> None:
 
 
 @pytest.mark.slow
-def test_worker_started_by_the_manifest_passes_every_probe(home: Home) -> None:
-    with PostgresServer() as postgres:
+def test_worker_started_by_the_manifest_passes_every_probe(home: Home, postgres_server: PostgresServer) -> None:
+    with postgres_server.with_database() as postgres:
         env = {"ATLAS_HOST": "0.0.0.0", "ATLAS_TOKEN": os.urandom(32).hex(), "ATLAS_DATABASE_URL": postgres.url}
         with home.gateway(*container("worker")["args"][1:], **env) as worker:
             found = re.search(r"Status: http://127.0.0.1:(\d+)/readyz", worker.output)

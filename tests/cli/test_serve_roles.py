@@ -15,8 +15,8 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def database() -> Iterator[str]:
-    with PostgresServer() as server:
+def database(postgres_server: PostgresServer) -> Iterator[str]:
+    with postgres_server.with_database() as server:
         yield server.url
 
 

@@ -13,11 +13,18 @@ sys.path.append(str(Path(__file__).parent.parent / "gateway"))
 sys.path.append(str(Path(__file__).parent.parent / "durable"))
 
 
+@pytest.fixture
+def server(postgres_server: PostgresServer) -> Iterator[PostgresServer]:
+    """The Postgres of the test run, with a database for one test."""
+    with postgres_server.with_database() as own:
+        yield own
+
+
 @pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    """A Postgres server per test file."""
-    with PostgresServer() as server:
-        yield server.url
+def url(postgres_server: PostgresServer) -> Iterator[str]:
+    """A database for one test file."""
+    with postgres_server.with_database() as own:
+        yield own.url
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,6 @@ from stores.postgres_server import PostgresServer
 
 pytestmark = pytest.mark.slow
 """Seconds; the target is 15, but the machine may be busy."""
-
-
-@pytest.fixture
-def server() -> Iterator[PostgresServer]:
-    with PostgresServer() as server:
-        yield server
 
 
 def effects(home: Path) -> Counter[str]:

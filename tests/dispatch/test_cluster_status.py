@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -32,12 +31,6 @@ from checks import TIMEOUT, wait_until
 from stores.postgres_server import PostgresServer
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def server() -> Iterator[PostgresServer]:
-    with PostgresServer() as server:
-        yield server
 
 
 async def read(server: PostgresServer) -> ClusterStatus:
@@ -186,8 +179,9 @@ async def wait_for_takeover(server: PostgresServer, lost: Process, successor: Pr
             await asyncio.sleep(0.2)
 
 
-async def test_worker_serves_only_health_and_metrics(server: PostgresServer, tmp_path: Path) -> None:
+async def test_worker_serves_only_health_and_metrics(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
+        server = stack.enter_context(PostgresServer())
         front, worker = await members(stack, server, tmp_path, "gateway", "worker")
         assert (await get(worker, "/healthz"))[0] == (await get(worker, "/readyz"))[0] == 200
         assert (await get(worker, "/healthz", Host="evil.example"))[0] == 421

@@ -8,7 +8,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -35,12 +35,6 @@ TIMEOUT = 120.0 + OUTAGE
 """Seconds; exceeded only by a defect."""
 
 
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[PostgresServer]:
-    with PostgresServer() as server:
-        yield server
-
-
 @pytest.fixture
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
     """Return a function that configures a dispatcher with its own database."""
@@ -48,7 +42,7 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
     def build(kind: Kind, **more: Any) -> DispatcherSetup:
         if kind == "inline":
             return DispatcherSetup(str(tmp_path / "atlas.db"), tmp_path, **more)
-        server: PostgresServer = request.getfixturevalue("postgres")
+        server: PostgresServer = request.getfixturevalue("postgres_server")
         name = "c" + new_id().replace("-", "")
         return DispatcherSetup(server.made(name), tmp_path, inline=kind != "cluster", **more)
 

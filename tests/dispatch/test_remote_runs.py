@@ -1,7 +1,6 @@
 """Runs that another process executes, as their sender and later clients see them."""
 
 import asyncio
-from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -38,12 +37,6 @@ from stores.postgres_server import PostgresServer
 
 pytestmark = pytest.mark.slow
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
-    with PostgresServer() as server:
-        yield server
 
 
 async def test_remote_failure_keeps_its_type_and_output_is_parsed(server: PostgresServer, schema: str) -> None:

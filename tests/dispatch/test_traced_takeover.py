@@ -22,8 +22,10 @@ def writer_calls(collected: Collector, process: str) -> list[CollectedSpan]:
     return [span for span in spans if span.attributes["gen_ai.agent.id"] == "writer"]
 
 
-async def test_delegated_job_of_a_killed_worker_is_one_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with PostgresServer() as server, collector() as collected:
+async def test_delegated_job_of_a_killed_worker_is_one_trace(
+    server: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with collector() as collected:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collected.url)
         async with AsyncExitStack() as stack, asyncio.timeout(2 * TIMEOUT):
             roles = ("gateway", "worker", "worker")

@@ -25,23 +25,18 @@ Make: TypeAlias = Callable[[], Awaitable[Store]]
 
 
 @pytest.fixture(scope="session")
-def postgres_server() -> Iterator[PostgresServer]:
-    with PostgresServer() as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
 def migrated(postgres_server: PostgresServer) -> str:
     """The name of a database with empty tables in the schema `atlas`, to copy for each test."""
+    name = "migrated" + new_id().replace("-", "")
 
     async def open_once() -> None:
-        store = PostgresStore(postgres_server.made("migrated"), schema="atlas")
+        store = PostgresStore(postgres_server.made(name), schema="atlas")
         await store.open()
         await store.close()
 
     with ThreadPoolExecutor(1) as thread:  # a test may be running in the event loop of this one
         thread.submit(asyncio.run, open_once()).result()
-    return "migrated"
+    return name
 
 
 @pytest.fixture

@@ -1,10 +1,15 @@
-"""A real Postgres on loopback for the tests, from its wheel; root or not."""
+"""A real Postgres on loopback for the tests, from its wheel; root or not.
+
+`shared_server` is one for the whole test run. Tests that stop it, or look at it as a whole, start a `PostgresServer`.
+"""
 
 import asyncio
 import contextlib
+import copy
 import fcntl
 import hashlib
 import os
+import pickle
 import pwd
 import shutil
 import signal
@@ -18,6 +23,8 @@ from types import TracebackType
 from typing import Any, Self
 
 import psycopg
+
+from atlas_agents.core.messages import new_id
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it looks up a desktop directory
@@ -41,6 +48,7 @@ _SHARED_MEMORY = Path("/dev/shm")
 _NEEDED_MEMORY = 8 << 30
 """Free bytes of shared memory from which on it holds the data of servers; each takes far less."""
 _pgvector_works: bool | None = None
+"""Whether pgvector runs on this machine, once a server of this process has tried it."""
 
 
 class PostgresServer:
@@ -50,6 +58,7 @@ class PostgresServer:
         """`safe` turns fsync on and keeps the data on disk. Tests that only kill processes do not need it."""
         self._safe = safe
         self._programs: Path = POSTGRES_VERSIONS[18]
+        self._has_pgvector = True
         self._folder = Path(tempfile.mkdtemp(prefix="atlas-pg-", dir=None if safe else _shared_memory()))
         self._data = str(self._folder / "data")
         self._options: dict[str, Any] = {"check": True, "cwd": "/", "timeout": 240}
@@ -61,7 +70,7 @@ class PostgresServer:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port: int = free.getsockname()[1]
-        self.url = f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
+        self.url = self._url_of("postgres")
 
     def __enter__(self) -> Self:
         self._copy_new_data()
@@ -91,7 +100,7 @@ class PostgresServer:
     @property
     def has_pgvector(self) -> bool:
         """False where the wheel's pgvector does not run: it is built for newer CPUs than some machines have."""
-        return _pgvector_works is not False
+        return self._has_pgvector
 
     def _probe_pgvector(self) -> None:
         """Hide pgvector from this server if its code crashes on this CPU (SIGILL), once per test process."""
@@ -103,6 +112,7 @@ class PostgresServer:
                 _pgvector_works = True
             except subprocess.CalledProcessError as error:
                 _pgvector_works = error.returncode != _CONNECTION_LOST
+        self._has_pgvector = _pgvector_works
         if not _pgvector_works:
             self.stop()
             self.start()
@@ -113,7 +123,7 @@ class PostgresServer:
 
     def start(self) -> None:
         fsync = "on" if self._safe else "off"
-        settings = f"-h 127.0.0.1 -p {self.port} -k {self._folder} -c fsync={fsync} -c max_connections=100"
+        settings = f"-h 127.0.0.1 -p {self.port} -k {self._folder} -c fsync={fsync} -c max_connections=400"
         if _pgvector_works is False:
             settings += f" -c extension_control_path={self._folder}"  # no extension is found there
         self._run("pg_ctl", "-w", "-D", self._data, "-l", str(self._folder / "log"), "-o", settings, "start")
@@ -124,19 +134,32 @@ class PostgresServer:
 
     def made(self, name: str) -> str:
         """Create a database and return its URL."""
-        self._run("createdb", "-h", "127.0.0.1", "-p", str(self.port), "-U", "postgres", name)
-        return self.url.removesuffix("postgres") + name
+        self._execute(f"CREATE DATABASE {name}")
+        return self._url_of(name)
+
+    @contextlib.contextmanager
+    def with_database(self) -> Generator[Self]:
+        """Create a database and drop it afterwards; yield this server with the URL of the database."""
+        with self.copy_of("template1", "d" + new_id().replace("-", "")) as url:
+            server = copy.copy(self)
+            server.url = url
+            yield server
 
     @contextlib.contextmanager
     def copy_of(self, template: str, name: str) -> Generator[str]:
         """Copy a database to which no one is connected, which is six times cheaper than migrating; yield the URL."""
-        with psycopg.connect(self.url, autocommit=True) as session:
-            session.execute(f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY file_copy".encode())
+        self._execute(f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY file_copy")
         try:
-            yield self.url.removesuffix("postgres") + name
+            yield self._url_of(name)
         finally:
-            with psycopg.connect(self.url, autocommit=True) as session:
-                session.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+            self._execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+    def _url_of(self, database: str) -> str:
+        return f"postgresql://postgres@127.0.0.1:{self.port}/{database}"
+
+    def _execute(self, statement: str) -> None:
+        with psycopg.connect(self._url_of("postgres"), autocommit=True) as session:
+            session.execute(statement.encode())
 
     def say(self, command: str, database: str, folder: Path) -> None:
         """Run a shell command with the Postgres programs in PATH and ATLAS_DATABASE_URL set."""
@@ -187,6 +210,31 @@ class PostgresServer:
     def _run(self, program: str, *arguments: str) -> None:
         quiet = subprocess.DEVNULL
         subprocess.run([str(self._programs / program), *arguments], stdout=quiet, stderr=quiet, **self._options)
+
+
+@contextlib.contextmanager
+def shared_server(folder: Path) -> Generator[PostgresServer]:
+    """Yield the server of all worker processes with this folder: the first of them starts it, the last one stops it."""
+    users, stored = folder / "postgres-users", folder / "postgres-server"
+
+    @contextlib.contextmanager
+    def counted(change: int) -> Generator[int]:
+        with (folder / "postgres-lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            count = int(users.read_text()) if users.exists() else 0
+            yield count
+            users.write_text(str(count + change))
+
+    with counted(1) as others:
+        if not others:
+            stored.write_bytes(pickle.dumps(PostgresServer().__enter__()))
+        server: PostgresServer = pickle.loads(stored.read_bytes())
+    try:
+        yield server
+    finally:
+        with counted(-1) as left:
+            if left == 1:
+                server.__exit__(None, None, None)
 
 
 def _shared_memory() -> Path | None:

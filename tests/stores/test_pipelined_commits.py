@@ -64,7 +64,8 @@ async def stores(postgres_server: PostgresServer, schema: str) -> AsyncIterator[
         await store.close()
 
 
-_WAITING = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+_WAITING = """SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted
+    AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"""
 
 
 async def lock_session(connection: psycopg.AsyncConnection, schema: str, session: str) -> None:

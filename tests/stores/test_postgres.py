@@ -246,7 +246,8 @@ async def test_commits_that_waited_for_each_other_see_what_was_committed_whateve
     stores = [PostgresStore(url, schema=schema, busy_timeout=TIMEOUT / 2, answer_timeout=TIMEOUT) for _ in range(2)]
     for store in stores:
         await store.open()
-    count = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+    count = """SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted
+        AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"""
     try:
         await stores[0].commit(TENANT, [PutRecord("probe", "p", b"")])
         async with await psycopg.AsyncConnection.connect(postgres_server.url, autocommit=True) as other:
