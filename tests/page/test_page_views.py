@@ -155,12 +155,6 @@ def test_navigation_never_moves_and_names_the_current_view(tab: Tab) -> None:
         expect(tab.page).to_have_title(f"{tab.page.locator('h1').inner_text()} – Atlas")
 
 
-def test_former_addresses_lead_to_the_new_ones(tab: Tab) -> None:
-    for path, expected in {"/audit": "audit", "/usage": "usage", "/jobs/schedules": "schedules"}.items():
-        tab.open(path)
-        tab.page.wait_for_url(f"**{VIEWS[expected]}")
-
-
 def test_unknown_chats_and_pages_are_not_found(tab: Tab) -> None:
     tab.open("/c/no-such-session")
     expect(tab.page.get_by_role("heading", name="This chat doesn’t exist or was deleted.")).to_be_visible()

@@ -11,18 +11,6 @@ it("every route has a path that parses to the same route", () => {
   expect(parseRoute("/c/%E0%A4%A")).toEqual({ view: "chat", id: "%E0%A4%A" });
 });
 
-it("former paths lead to the views that replaced them", () => {
-  const paths = ["/runs/7", "/audit", "/usage", "/activity", "/jobs/schedules", "/jobs/7"];
-  expect(paths.map((path) => routePath(parseRoute(path)))).toEqual([
-    "/activity/runs/7",
-    "/activity/audit",
-    "/activity/usage",
-    "/activity/runs",
-    "/schedules",
-    "/jobs/7",
-  ]);
-});
-
 it("an unknown path is a missing page and keeps its address", () => {
   for (const path of ["/nowhere", "/nowhere/%E0%A4%A", "/c", "/jobs/1/2", "/activity/other/1"]) {
     expect(parseRoute(path)).toEqual({ view: "missing", id: path });

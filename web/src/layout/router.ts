@@ -19,15 +19,6 @@ const PATHS = {
   setup: "/setup",
 } as const;
 
-/** Former paths, which still work. */
-const REDIRECTS: Record<string, keyof typeof PATHS> = {
-  "/runs": "runs",
-  "/audit": "audit",
-  "/usage": "usage",
-  "/activity": "runs",
-  "/jobs/schedules": "schedules",
-};
-
 export type View = "chat" | "missing" | keyof typeof PATHS;
 export const VIEWS = ["chat", ...(Object.keys(PATHS) as (keyof typeof PATHS)[])] as const;
 
@@ -46,7 +37,7 @@ export function parseRoute(path: string): Route {
   if (first === "c" && second) return { view: "chat", id: decodeSegment(second) };
   for (const length of [2, 1]) {
     const prefix = `/${segments.slice(0, length).join("/")}`;
-    const view = VIEWS.find((name) => name !== "chat" && PATHS[name] === prefix) ?? REDIRECTS[prefix];
+    const view = VIEWS.find((name) => name !== "chat" && PATHS[name] === prefix);
     if (view && segments.length <= length + 1) return { view, id: decodeSegment(segments[length] ?? "") };
   }
   return { view: "missing", id: path };
@@ -70,7 +61,7 @@ const listeners = new Set<() => void>();
 let navigated = false;
 let current: Route = { view: "chat", id: "" };
 
-/** Read the route from the address, and replace a former path by the current one. */
+/** Read the route from the address, and write the address as `routePath` does. */
 function readLocation(): Route {
   const route = parseRoute(location.pathname);
   const path = routePath(route);

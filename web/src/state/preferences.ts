@@ -18,7 +18,6 @@ export interface Preferences {
 }
 
 const STORAGE_KEY = "atlas.preferences";
-const FORMER_THEME_KEY = "atlas.look";
 const DEFAULTS: Preferences = {
   theme: "system",
   density: "comfortable",
@@ -29,8 +28,8 @@ const DEFAULTS: Preferences = {
 };
 
 /** Combine stored preferences with the defaults; values of a wrong type are ignored. */
-function parsePreferences(stored: string | null, formerTheme: string | null = null): Preferences {
-  const found: Record<string, unknown> = { theme: formerTheme ?? undefined };
+function parsePreferences(stored: string | null): Preferences {
+  const found: Record<string, unknown> = {};
   try {
     Object.assign(found, JSON.parse(stored ?? "{}"));
   } catch {
@@ -50,7 +49,7 @@ function parsePreferences(stored: string | null, formerTheme: string | null = nu
 
 function loadPreferences(): Preferences {
   if (typeof localStorage === "undefined") return DEFAULTS;
-  return parsePreferences(localStorage.getItem(STORAGE_KEY), localStorage.getItem(FORMER_THEME_KEY));
+  return parsePreferences(localStorage.getItem(STORAGE_KEY));
 }
 
 const preferences = new Store<Preferences>(loadPreferences(), 0);
