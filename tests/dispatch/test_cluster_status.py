@@ -153,21 +153,6 @@ async def test_status_needs_no_connection_of_its_own(
             assert found is not None and [each.role for each in found.members] == ["gateway"]
 
 
-async def test_older_member_registry_gets_the_column_of_figures(server: PostgresServer, tmp_path: Path) -> None:
-    async with AsyncExitStack() as stack:
-        await members(stack, server, tmp_path, "gateway")
-    async with await psycopg.AsyncConnection.connect(server.url, autocommit=True) as connection:
-        await connection.execute("ALTER TABLE atlas.cluster_members DROP COLUMN figures")
-    assert all(each.figures is None for each in (await read(server)).members)
-    async with AsyncExitStack() as stack:
-        await members(stack, server, tmp_path, "all")
-
-        async def has_figures() -> bool:
-            return any(each.figures for each in (await read(server)).members)
-
-        await wait_until(has_figures)
-
-
 async def wait_for_takeover(server: PostgresServer, lost: Process, successor: Process) -> MemberStatus:
     """Wait until `successor` leads and has the turn of the killed member, and return the status of the latter."""
     async with asyncio.timeout(TIMEOUT):
@@ -325,7 +310,7 @@ async def test_status_names_provider_keys_in_cooldown_by_hash(server: PostgresSe
         await members(stack, server, tmp_path, "gateway")
         async with await psycopg.AsyncConnection.connect(server.url, autocommit=True) as connection:
             insert = "INSERT INTO atlas.records VALUES ('default', 'pace', %s, convert_to(%s, 'UTF8'), 1)"
-            body = '{"requests": 0, "tokens": 0, "rest": %s}'
+            body = '{"requests": 0, "tokens": 0, "cooldown_end": %s}'
             await connection.execute(insert, ("openai:1", body % "32503680000"))
             await connection.execute(insert, ("openai:2", body % "1"))
             (found,) = (await read_status(connection)).keys

@@ -1,4 +1,4 @@
-"""Queue tables: created once, and migrated from older versions of procrastinate."""
+"""Queue tables: created once, and migrated when the installed version of procrastinate has new migrations."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -91,14 +91,6 @@ async def test_jobs_are_unlogged_and_their_numbers_are_not_used_again_after_a_cr
             async with server.gone():
                 pass
         assert numbers[1] > numbers[0]
-
-
-async def test_tables_without_recorded_migrations_get_only_the_new_ones(url: str, tmp_path: Path) -> None:
-    async with create_schema(url) as (name, connection):
-        await migrate_queue(url, name, packaged_migrations())
-        await connection.execute("DROP TABLE queue_steps")
-        assert await migrate_queue(url, name, packaged_migrations()) == []
-        assert len(await rows(connection, "SELECT name FROM queue_steps")) == len(packaged_migrations())
 
 
 async def test_post_migrations_wait_until_older_processes_are_gone(url: str, tmp_path: Path) -> None:

@@ -30,36 +30,29 @@ _MEMBER_TTL = 3600.0
 _LEAVE_TIMEOUT = 2.0
 _UPSERT_MEMBER = """
 INSERT INTO cluster_members
-    (id, tenant, role, host, pid, door, version, since, seen, worker, capacity, backend, draining, figures)
-VALUES (%(id)s, %(tenant)s, %(role)s, %(host)s, %(pid)s, %(door)s, %(version)s,
+    (id, tenant, role, host, pid, address, version, since, seen, worker, capacity, backend, draining, figures)
+VALUES (%(id)s, %(tenant)s, %(role)s, %(host)s, %(pid)s, %(address)s, %(version)s,
     now() - make_interval(secs => %(age)s), now(), %(worker)s, %(capacity)s, %(backend)s, %(draining)s, %(figures)s)
 ON CONFLICT (id) DO UPDATE SET seen = now(), worker = excluded.worker, capacity = excluded.capacity,
     backend = excluded.backend, draining = excluded.draining, figures = excluded.figures"""
 _CREATE_TABLE = """
 DO $$ BEGIN
     PERFORM pg_advisory_xact_lock(1096043601);
-    IF to_regclass('cluster_members') IS NULL THEN
-        CREATE UNLOGGED TABLE cluster_members (
-            id text PRIMARY KEY, tenant text NOT NULL, role text NOT NULL, host text NOT NULL, pid integer NOT NULL,
-            door text NOT NULL, version text NOT NULL, since timestamptz NOT NULL, seen timestamptz NOT NULL,
-            worker bigint, capacity integer NOT NULL, backend integer, draining boolean NOT NULL,
-            figures text NOT NULL DEFAULT '');
-    ELSIF NOT EXISTS (SELECT FROM pg_attribute WHERE attrelid = to_regclass('cluster_members')
-            AND attname = 'figures') THEN
-        ALTER TABLE cluster_members ADD COLUMN figures text NOT NULL DEFAULT '';
-    END IF;
+    CREATE UNLOGGED TABLE IF NOT EXISTS cluster_members (
+        id text PRIMARY KEY, tenant text NOT NULL, role text NOT NULL, host text NOT NULL, pid integer NOT NULL,
+        address text NOT NULL, version text NOT NULL, since timestamptz NOT NULL, seen timestamptz NOT NULL,
+        worker bigint, capacity integer NOT NULL, backend integer, draining boolean NOT NULL, figures text NOT NULL);
 END $$"""
 """Unlogged: every member rewrites its row every two seconds, also after a crash of the server."""
 _DELETE_EXPIRED = "DELETE FROM cluster_members WHERE seen < now() - make_interval(secs => %(ttl)s)"
 _DELETE_MEMBER = "DELETE FROM cluster_members WHERE id = %(id)s"
-_JSON_NAMES = {"address": "door", "uptime": "since", "heartbeat_age": "heard", "runs": "atHand"}
 _LAG_SAMPLE = 500
 """How many queue entries to examine for the longest wait; later entries are younger."""
 _TABLES_EXIST = "SELECT to_regclass('runs') IS NOT NULL, to_regclass('cluster_members') IS NOT NULL"
 _MEMBERS = """
-SELECT m.id, m.role, m.host, m.pid, m.door, m.version, extract(epoch FROM greatest(now() - m.since, '0'))::float8,
+SELECT m.id, m.role, m.host, m.pid, m.address, m.version, extract(epoch FROM greatest(now() - m.since, '0'))::float8,
     extract(epoch FROM greatest(now() - m.seen, '0'))::float8, coalesce(q.count, 0), m.capacity, l.pid IS NOT NULL,
-    m.draining, to_jsonb(m)->>'figures'
+    m.draining, m.figures
 FROM cluster_members m
 LEFT JOIN (SELECT worker_id, count(*) FROM procrastinate_jobs WHERE queue_name = %(queue)s AND status = 'doing'
     AND worker_id IS NOT NULL GROUP BY worker_id) q ON q.worker_id = m.worker
@@ -86,9 +79,10 @@ SELECT count(*) FILTER (WHERE state = 'queued' AND due_at <= extract(epoch FROM 
     (SELECT count(*) FROM jobs WHERE tenant = %(tenant)s AND state = 'dead')
 FROM jobs WHERE tenant = %(tenant)s AND state IN ('queued', 'running')"""
 _KEYS = """
-SELECT key, rest.seconds FROM records, LATERAL (
-    SELECT (convert_from(body, 'UTF8')::json->>'rest')::float8 - extract(epoch FROM now())::float8 AS seconds) rest
-WHERE tenant = 'default' AND kind = 'pace' AND rest.seconds > 0 ORDER BY key"""
+SELECT key, cooldown.seconds FROM records, LATERAL (
+    SELECT (convert_from(body, 'UTF8')::json->>'cooldown_end')::float8 - extract(epoch FROM now())::float8 AS seconds
+) cooldown
+WHERE tenant = 'default' AND kind = 'pace' AND cooldown.seconds > 0 ORDER BY key"""
 """Cool-downs recorded by the shared rate limiter."""
 
 
@@ -139,7 +133,7 @@ class MemberRegistry:
         self._registered = asyncio.Event()
         self._started = time.monotonic()
         self._identity = {"id": new_id(), "tenant": tenant, "host": socket.gethostname(), "pid": os.getpid()}
-        self._identity |= {"version": package_version(), "role": "worker", "door": ""}
+        self._identity |= {"version": package_version(), "role": "worker", "address": ""}
 
     async def wait_until_registered(self) -> None:
         """Wait until other members can see this process, with a short limit if the database does not respond."""
@@ -153,7 +147,7 @@ class MemberRegistry:
 
     async def run(self, role: str, address: str) -> None:
         """Send heartbeats until cancelled."""
-        self._identity |= {"role": role, "door": address}
+        self._identity |= {"role": role, "address": address}
         self._started = time.monotonic()
         has_table = False
         while True:
@@ -188,7 +182,7 @@ class MemberRegistry:
         return True
 
 
-class MemberStatus(msgspec.Struct, frozen=True, rename=_JSON_NAMES):
+class MemberStatus(msgspec.Struct, frozen=True, rename="camel"):
     """A process of the cluster; times are in seconds. `lost`: the heartbeat is overdue and its runs are reassigned."""
 
     id: str
@@ -205,7 +199,7 @@ class MemberStatus(msgspec.Struct, frozen=True, rename=_JSON_NAMES):
     draining: bool
     lost: bool
     figures: MemberFigures | None = None
-    """Figures of the turns that it executes; None for a gateway, and for an older version."""
+    """Figures of the turns that it executes; None for a gateway."""
 
 
 class TurnCounts(msgspec.Struct, frozen=True, rename="camel"):
@@ -328,7 +322,7 @@ async def _read_members(connection: psycopg.AsyncConnection[Any], schema: str, t
     )
 
 
-def _read_figures(text: str | None) -> MemberFigures | None:
+def _read_figures(text: str) -> MemberFigures | None:
     """Return the figures of a member; those of a newer version that cannot be read count as none."""
     with suppress(msgspec.MsgspecError):
         return _figures.decode(text) if text else None

@@ -32,8 +32,6 @@ from atlas_agents.dispatch.notifications import CONNECTION_OPTIONS
 
 logger = logging.getLogger(__name__)
 _MIGRATION_LOCK = 0x41544C51
-_BASELINE = "03.04.00_50_post_add_retry_failed_job_procedure.sql"
-"""The last migration contained in tables that have no record of how they were created."""
 _APPLICATION_PREFIX = "atlas-queue "
 _SCHEMA_LENGTH = 36
 """Characters of the schema's name that fit into the 63 that Postgres keeps."""
@@ -584,17 +582,14 @@ async def _set_unlogged(connection: psycopg.AsyncConnection[Any]) -> None:
 
 
 async def _read_applied(connection: psycopg.AsyncConnection[Any], migrations: Sequence[Path]) -> set[str]:
+    """Return the names of the applied migrations; new tables are created with all of them."""
     async with connection.transaction():
         await connection.execute(_CREATE_MIGRATIONS_TABLE)
         rows = await (await connection.execute("SELECT name FROM queue_steps")).fetchall()
         if rows:
             return {row[0] for row in rows}
-        found = await (await connection.execute("SELECT to_regclass('procrastinate_jobs')")).fetchone()
         names = [migration.name for migration in migrations]
-        if found is None or found[0] is None:
-            await connection.execute(SchemaManager.get_schema())
-        else:
-            names = [name for name in names if name <= _BASELINE]
+        await connection.execute(SchemaManager.get_schema())
         await _record_applied(connection, names)
         return set(names)
 

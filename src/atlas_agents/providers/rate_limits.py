@@ -58,7 +58,7 @@ class BucketState(msgspec.Struct, frozen=True):
 
     requests: float = 0.0
     tokens: float = 0.0
-    cooldown_end: float = msgspec.field(default=0.0, name="rest")
+    cooldown_end: float = 0.0
 
     def wait(self, now: float) -> float:
         """Return the seconds until the key may be used; 0 means now."""
