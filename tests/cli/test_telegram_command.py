@@ -92,7 +92,7 @@ async def _leave(home: Home, ana: Person) -> None:
 
 
 def _offset(home: Path) -> int:
-    return json.loads((home / "telegram" / "notes-7000001.json").read_text())["offset"]
+    return json.loads((home / "telegram" / "state-7000001.json").read_text())["offset"]
 
 
 async def test_doctor_reports_problems_of_the_bot(home: Home) -> None:

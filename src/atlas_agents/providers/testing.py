@@ -108,8 +108,8 @@ class Scripted(base.BaseProvider):
 class _Recording(msgspec.Struct, frozen=True):
     """One recorded request, without volatile fields, and the chunks of its response."""
 
-    request_fields: dict[str, Any] = msgspec.field(name="asked")
-    recorded_chunks: list[base.Chunk] = msgspec.field(name="heard")
+    request: dict[str, Any]
+    chunks: list[base.Chunk]
 
 
 _decoder = msgspec.json.Decoder(_Recording)
@@ -164,14 +164,14 @@ class Cassette(base.BaseProvider):
             raise ConfigError(f"recording {self._path} has only {len(recordings)} answers; delete it to record again")
         recording = recordings[self._next]
         for field, value in request_fields.items():
-            if (expected := recording.request_fields.get(field)) != value:
+            if (expected := recording.request.get(field)) != value:
                 recorded, current = encode(expected).decode(), encode(value).decode()
                 raise ConfigError(
                     f"request {self._next + 1} differs from the recording {self._path} in {field!r}: "
                     f"it was {recorded[-200:]}, now it is {current[-200:]}; delete the file to record again"
                 )
         self._next += 1
-        return recording.recorded_chunks
+        return recording.chunks
 
 
 def _fingerprint(request: base.Request) -> dict[str, Any]:

@@ -135,7 +135,7 @@ class Account(msgspec.Struct, frozen=True):
         return hashlib.sha256(tokens.encode()).hexdigest()[:16]
 
 
-class _StoredTokens(msgspec.Struct, frozen=True, rename={"fingerprint": "mark"}):
+class _StoredTokens(msgspec.Struct, frozen=True):
     """The latest tokens, and the fingerprint of the settings' tokens that they were refreshed from."""
 
     fingerprint: str

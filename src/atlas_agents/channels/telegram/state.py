@@ -37,7 +37,7 @@ class PendingDelivery(msgspec.Struct):
     sending: bool = False
 
 
-class PendingQuestion(msgspec.Struct, frozen=True, rename={"title": "words"}):
+class PendingQuestion(msgspec.Struct, frozen=True):
     """An open approval request in a chat: the message with its buttons, and the first line of that message."""
 
     user: int
@@ -54,10 +54,7 @@ class ActiveSession(msgspec.Struct):
     agent: str | None = None
 
 
-_STORED_NAMES = {"polled_at": "heard_at", "sessions": "visits", "deliveries": "owed", "error": "trouble"}
-
-
-class ChannelState(msgspec.Struct, rename=_STORED_NAMES):
+class ChannelState(msgspec.Struct):
     """State of the channel. `offset` is the id of the first unprocessed update, `polled_at` when it was set."""
 
     offset: int = 0
@@ -72,7 +69,7 @@ class StateFile:
     """The channel state of one bot. A change is durable once `save` has returned; on a full disk `save` waits."""
 
     def __init__(self, folder: Path, bot_id: str) -> None:
-        self._path = make_private_folder(folder) / f"notes-{bot_id}.json"
+        self._path = make_private_folder(folder) / f"state-{bot_id}.json"
         self.state = read_json(self._path, ChannelState) or ChannelState()
         self._lock = asyncio.Lock()
         self._requested = 0
@@ -100,7 +97,7 @@ class StateFile:
 
 def read_channel_error(folder: Path, bot_id: str) -> str:
     """Return the error that keeps the channel of a bot from receiving messages; empty if there is none."""
-    found = read_json(folder / f"notes-{bot_id}.json", ChannelState)
+    found = read_json(folder / f"state-{bot_id}.json", ChannelState)
     return found.error if found else ""
 
 
