@@ -72,7 +72,7 @@ def test_secrets_of_servers_and_keys_with_similar_names_are_stored_apart(home: H
     assert stored_values(home) == [f"s3cret {server} {key}" for server, key in pairs if server != "gh"]
 
 
-def test_secrets_that_an_older_version_stored_are_read_and_removed(home: Home) -> None:
+def test_secret_that_two_servers_use_is_removed_with_the_last_of_them(home: Home) -> None:
     entries = {
         "gh": {"command": "tool", "env": {"x_api_key": "${MCP_GH_X_API_KEY}", "token": "${MCP_GH_TOKEN}"}},
         "gh-x": {"command": "tool", "env": {"api_key": "${MCP_GH_X_API_KEY}"}},

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import py_compile
+import re
 import shutil
 import socket
 import sys
@@ -105,14 +106,16 @@ async def test_same_configuration_in_another_workspace_is_not_approved(tmp_path:
     await servers.close()
 
 
-def test_approval_of_an_earlier_version_counts_for_nothing(tmp_path: Path) -> None:
+async def test_approval_without_a_program_turns_all_servers_off(tmp_path: Path) -> None:
     write_server(tmp_path)
-    write_config(tmp_path, s=python_entry("server.py"))
-    old: dict[str, Any] = {"s": {"entry": "0" * 64, "tools": [], "at": 1}}
-    (tmp_path / "home" / "mcp").mkdir(parents=True)
-    (tmp_path / "home" / "mcp" / "approved.json").write_text(json.dumps(old))
+    await approved(tmp_path, python_entry("server.py"))
+    path = tmp_path / "home" / "mcp" / "approved.json"
+    (approval,) = json.loads(path.read_text()).values()
+    del approval["program"]
+    path.write_text(json.dumps({f"{tmp_path}/s": approval}))
     servers = load_servers(tmp_path)
-    assert servers.state("s") == "not approved" and servers.config_error == ""
+    assert servers.configs == {} and servers.approved_tools() == []
+    assert re.search(r"missing required field `program`.*approve the servers again", servers.config_error)
 
 
 @pytest.mark.parametrize(

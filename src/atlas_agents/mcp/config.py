@@ -426,8 +426,8 @@ class Approval(msgspec.Struct, frozen=True):
 
     entry: str
     tools: tuple[DiscoveredTool, ...]
-    at: int = 0
-    program: ServerProgram = ServerProgram()
+    at: int
+    program: ServerProgram
 
     def covers(self, server: ServerConfig) -> bool:
         """Return whether the entry is the approved one."""
