@@ -168,9 +168,9 @@ class Policy:
             self._cells,
             self._grants,
             {group: sorted(members) for group, members in self._groups.items()},
+            self._commands,
+            self._when_tainted,
         ]
-        plain += [self._commands] if self._commands else []  # keeps the version of policies without command rules
-        plain += [self._when_tainted] if self._when_tainted else []
         self.version = hashlib.sha256(encode(msgspec.to_builtins(plain, order="sorted"))).hexdigest()[:16]
 
     @property
