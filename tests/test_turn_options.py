@@ -218,11 +218,11 @@ async def test_idempotency_key_with_other_settings_is_a_conflict() -> None:
             await atlas.ask("Hello", session="main", idempotency_key="k", settings={"effort": "high"})
 
 
-def test_options_are_stored_with_the_keys_of_the_first_release() -> None:
+def test_options_are_stored_under_their_names() -> None:
     message = Message("user", (Text("hi"),), id="m", created_at=5)
     stored = encode_run_request([message], TurnOptions(when_busy="reject", idempotency_key="k"))
     first = b'{"role":"user","parts":[{"type":"text","text":"hi"}],"id":"m","created_at":5,"metadata":{}}'
-    defaults = b'"output":null,"model":"","asks":true,"mode":"","team":{},"chain":{},"wishes":null'
+    defaults = b'"output":null,"model":"","asks":true,"mode":"","team":{},"chain":{},"requested":null'
     assert stored == b'{"messages":[' + first + b"]," + defaults + b"}"
 
 
@@ -241,10 +241,3 @@ def test_options_survive_storage() -> None:
     )
     row = RunRow("r", "s", "a", "queued", request=encode_run_request([user("hi")], options))
     assert decode_options(row) == options
-    assert decode_options(RunRow("r", "s", "a", "queued", request=user("hi").to_json())) == TurnOptions()
-
-
-def test_options_of_an_earlier_release_can_be_read() -> None:
-    stored = b'{"messages":[],"output":null,"wishes":{"temperature":null,"max_tokens":7}}'
-    row = RunRow("r", "s", "a", "queued", request=stored)
-    assert decode_options(row) == TurnOptions(requested=ModelSettings(max_tokens=7))

@@ -36,12 +36,14 @@ from atlas_agents import (
     Text,
     ToolCall,
     ToolContext,
+    assistant,
     tool,
 )
 from atlas_agents.builtin_tools.team import delegate_task
 from atlas_agents.core.errors import ProviderError
 from atlas_agents.core.paths import Secret
 from atlas_agents.core.store import RunRow, Store
+from atlas_agents.providers.base import Request
 from atlas_agents.storage.sqlite import MemoryStore, SqliteStore
 from atlas_agents.testing import (
     Environment,
@@ -574,6 +576,17 @@ async def test_hooks_are_not_asked_again() -> None:
     assert (await replayed(store, run, interceptors=[guard])).same and asked == []
 
 
+async def test_reply_that_a_hook_gave_has_no_request_to_compare() -> None:
+    def answer(request: Request) -> Message | None:
+        return assistant(ToolCall("c1", "look", {"n": 1})) if len(request.messages) == 1 else None
+
+    hook = Interceptor(request=answer)
+    store, run = await record(says("Done."), interceptors=[hook])
+    assert (await replayed(store, run, interceptors=[hook])).same
+    result = await replayed(store, run)
+    assert result.same and result.not_compared == ("requests of round 1: a hook gave these replies without a request",)
+
+
 SECRET = 'tiger in "the" 7 woods/+é'
 
 
@@ -894,33 +907,3 @@ async def test_damaged_rows_are_named(statement: str, message: str, tmp_path: Pa
             await replay(run, build(None), store=store)
     finally:
         await store.close()
-
-
-async def test_journal_of_an_older_version_is_replayed_as_far_as_it_goes(tmp_path: Path) -> None:
-    fixture = Path(__file__).parents[1] / "stores" / "fixtures" / "v1.sqlite.sql"
-    with closing(sqlite3.connect(tmp_path / "atlas.db")) as database:
-        database.executescript(fixture.read_text())
-    store = SqliteStore(tmp_path / "atlas.db", must_exist=True)
-    await store.open()
-    try:
-        run = await last_run(store, "whole")
-        clerk = Agent(run.agent_id, model=Scripted(), tools=[look, *_older_tools()])
-        result = await replay(run.id, clerk, store=store)
-        assert result.status == "done" and any("older version" in each for each in result.not_compared)
-        assert result.same
-    finally:
-        await store.close()
-
-
-def _older_tools() -> list[Any]:
-    @tool(effect="keyed")
-    async def write(n: int) -> str:
-        """Write."""
-        raise AssertionError("not run")
-
-    @tool(effect="unsafe")
-    async def act(n: int) -> str:
-        """Act."""
-        raise AssertionError("not run")
-
-    return [write, act]

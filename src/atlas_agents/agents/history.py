@@ -643,7 +643,7 @@ class _ReplyStep(msgspec.Struct, frozen=True):
 
 
 def read_request_record(payload: bytes) -> RequestRecord | None:
-    """Return the record in a reply's step; None for the step of an older version, or a reply that a hook gave."""
+    """Return the record in a reply's step; None for a reply that a hook gave."""
     return msgspec.json.decode(payload, type=_ReplyStep).request
 
 

@@ -124,7 +124,7 @@ class TurnOptions(msgspec.Struct, frozen=True):
     """The delegation that the turn belongs to, if another agent requested it."""
     call: ToolCall | msgspec.UnsetType = msgspec.UNSET
     """The only tool call of a turn without a model."""
-    requested: ModelSettings | None = msgspec.field(default=None, name="wishes")
+    requested: ModelSettings | None = None
     """Model settings that a client of the gateway requests, applied as far as the agent's own allow."""
     settings: ModelSettings | msgspec.UnsetType = msgspec.UNSET
     """Model settings that take precedence over the agent's."""
@@ -134,7 +134,7 @@ class TurnOptions(msgspec.Struct, frozen=True):
     """How often an answer that does not match `output` may be corrected, instead of the agent's number."""
     budget: tuple[Budget, ...] | msgspec.UnsetType = msgspec.UNSET
     """Budgets of this turn, in addition to the others that apply."""
-    metadata: dict[str, Any] | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="turn_metadata")
+    metadata: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
     """Values that only this turn has, over those of the session and the agent."""
     instructions: str | msgspec.UnsetType = msgspec.UNSET
     """Instructions of this turn only, after the agent's own."""

@@ -261,11 +261,7 @@ def _read_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any] | msgsp
 
 
 _ACCEPTANCE_ONLY = ("when_busy", "idempotency_key", "deps", "history")
-_STORED_OPTIONS = tuple(
-    (field.name, field.encode_name)
-    for field in msgspec.structs.fields(TurnOptions)
-    if field.name not in _ACCEPTANCE_ONLY
-)
+_STORED_OPTIONS = tuple(name for name in TurnOptions.__struct_fields__ if name not in _ACCEPTANCE_ONLY)
 
 
 def encode_run_request(messages: Sequence[Message], options: TurnOptions, output_schema: bytes = b"null") -> bytes:
@@ -273,9 +269,9 @@ def encode_run_request(messages: Sequence[Message], options: TurnOptions, output
     request: dict[str, Any] = {"messages": [msgspec.Raw(message.to_json()) for message in messages]}
     if options.when_busy == "steer":  # it may enter a running turn at any time until its own starts
         request["when_busy"] = options.when_busy
-    for name, key in _STORED_OPTIONS:
+    for name in _STORED_OPTIONS:
         if (value := getattr(options, name)) is not msgspec.UNSET:
-            request[key] = value
+            request[name] = value
     if options.deps is not None:
         request["has_deps"] = True
     request["output"] = msgspec.Raw(output_schema)
@@ -283,7 +279,7 @@ def encode_run_request(messages: Sequence[Message], options: TurnOptions, output
 
 
 def decode_options(row: RunRow) -> TurnOptions:
-    """Decode the options of a stored run. The first stored format had none: it was just the message."""
+    """Decode the options of a stored run."""
     try:
         return msgspec.json.decode(row.request, type=TurnOptions)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -287,7 +287,7 @@ class RunComparison:
         if any(each is None for each in self._expected) and self._actual:
             missing = [str(number) for number, each in enumerate(self._expected, 1) if each is None]
             rounds = f"round{'s' if len(missing) > 1 else ''} {', '.join(missing)}"
-            yield f"requests of {rounds}: the run was recorded without them, by an older version or by a hook"
+            yield f"requests of {rounds}: a hook gave these replies without a request"
         if self.outcomes.keys() - self.record.verdicts.keys():
             yield "policy verdicts: the audit log has no rows of the run's calls"
         yield from self._skipped

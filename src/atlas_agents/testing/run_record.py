@@ -39,7 +39,7 @@ _PAGE = 500
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _CLOCK_SKEW = 60_000
 _TYPES: dict[JournalKind, Any] = {
-    "accepted": Any,
+    "accepted": tuple[str, ...],
     "resumed": Any,
     "summary": Any,
     "reply": Message,
@@ -54,6 +54,7 @@ _TYPES: dict[JournalKind, Any] = {
 }
 _NOT_SEEDED: tuple[JournalKind, ...] = ("resumed", "ended", "state")
 _entries = msgspec.json.Decoder(AuditEntry)
+_accepted = msgspec.json.Decoder(tuple[str, ...])
 
 
 class ReplayError(AtlasError):
@@ -262,10 +263,9 @@ def _id_of(body: msgspec.Raw) -> str:
     return msgspec.json.decode(body, type=_Identified).id
 
 
-def _first_ids(payload: bytes) -> list[str]:
-    """Return the ids of the messages that a run was accepted with; the first stored format had none."""
-    found: Any = msgspec.json.decode(payload)
-    return cast(list[str], found) if isinstance(found, list) else []
+def _first_ids(payload: bytes) -> tuple[str, ...]:
+    """Return the ids of the messages that a run was accepted with."""
+    return _accepted.decode(payload)
 
 
 def _first_metadata(sent: Sequence[RequestRecord], current: dict[str, Any]) -> dict[str, Any]:
@@ -363,7 +363,7 @@ _IDENTIFIERS = frozenset(
 """Fields by which parts of a record refer to each other; lists of messages are not texts themselves."""
 
 
-_DATA = frozenset(("arguments", "edited_arguments", "result", "metadata", "turn_metadata", "requested", "notes"))
+_DATA = frozenset(("arguments", "edited_arguments", "result", "metadata", "requested", "notes"))
 """Fields with data of tools and callers, in which the name of a value may mark it as a secret."""
 _TEXTS = frozenset(("text", "error", "message", "reason"))
 

@@ -65,7 +65,7 @@ class EndRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
     status: records.RunStatus
     error: str | None
-    partial: tuple[Text | Thinking, ...] = msgspec.field(default=(), name="said")
+    partial: tuple[Text | Thinking, ...] = ()
     kind: str = ""
     used: dict[str, Any] = msgspec.field(default_factory=dict)
     failed: tuple[FailedAttempt, ...] = ()
@@ -131,15 +131,18 @@ class SteerRecord(msgspec.Struct, frozen=True):
 _steers = msgspec.json.Decoder(SteerRecord)
 
 
+_accepted = msgspec.json.Decoder(tuple[str, ...])
+
+
 class _FirstMessages(msgspec.Struct, frozen=True):
-    messages: tuple[msgspec.Raw, ...] = ()
+    messages: tuple[msgspec.Raw, ...]
 
 
 def read_first_messages(row: records.RunRow) -> list[Message]:
-    """Return the messages that a run was accepted with. The first stored format was a single message."""
+    """Return the messages that a run was accepted with."""
     try:
-        found = msgspec.json.decode(row.request, type=_FirstMessages).messages or (row.request,)
-        return [Message.from_json(bytes(each)) for each in found]
+        messages = msgspec.json.decode(row.request, type=_FirstMessages).messages
+        return [Message.from_json(bytes(each)) for each in messages]
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise errors.UnreadableRow(f"the request of run {row.id!r} cannot be read: {error}") from error
 
@@ -697,11 +700,8 @@ class Journal:
         self._own_messages = {message.id: message for message in own}
         self._stored = set(self._own_messages)
         self.restored_messages = frozenset(self._stored)
-        ids: Any = _decode_step(past[0], msgspec.json.decode)
-        if isinstance(ids, list):
-            return [message for message in own if message.id in ids]
-        reply = next((index for index, message in enumerate(own) if message.role == "assistant"), len(own))
-        return own[:reply]
+        ids = _decode_step(past[0], _accepted.decode)
+        return [message for message in own if message.id in ids]
 
     async def _load_history(self) -> list[Message]:
         """Return the messages of earlier turns. They are decoded in slices: a long session does not delay others."""
