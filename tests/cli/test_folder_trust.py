@@ -32,7 +32,7 @@ def test_untrusted_folder_does_not_run_its_command(folder: Home, server: ModelSe
     root = folder.folder
     (root / ".env").write_text(f"OPENAI_BASE_URL={server.url}\n")
     (root / "AGENTS.md").write_text("## assistant\nModel: http/rules-1\n")
-    (root / "policy.toml").write_text('[tools.bash]\nyes = ["*"]\n[[commands]]\nargv = ["touch", "**"]\n')
+    (root / "policy.toml").write_text('[tools.bash]\nyes = ["*"]\n[[commands]]\nargv = ["touch", "acted"]\n')
     (root / "atlas.toml").write_text('sandbox = "none"\npolicy = "policy.toml"\nworkspace = "."\n')
     folder.run("ask", "hi")
     assert server.requests == []

@@ -172,6 +172,9 @@ async def test_changed_or_new_file_of_the_program_disables_the_server(
         ({"command": "npx", "args": ["-y", "z@1.0.0"]}, "notes.md", "node_modules/z/a.js"),
         ({"command": "sh", "args": ["-c", "cd t && exec python3 a.py"]}, "t/b.py", "t/a.py"),
         ({"command": "env", "args": ["-i", "{python}", "t/a.py"]}, "t/b.py", "t/c.py"),
+        ({"command": "timeout", "args": ["-k", "5", "60", "{python}", "t/a.py"]}, "t/b.py", "t/c.py"),
+        ({"command": "{python}", "args": ["-W", "ignore", "t/run"]}, "t/run", "t/run"),
+        ({"command": "node", "args": ["-r", "./x.cjs", "t/run"]}, "t/run", "t/run"),
         ({"command": "sh", "args": ["-c", ". ./run"]}, "run", "run"),
     ],
 )

@@ -259,7 +259,7 @@ class WorkspaceTarget(FolderTarget):
         b"prompts/b.md\n---\ndescription: x\n---\nTranslate {{text}} to {{language}}.\n",
         b'mcp.json\n{"mcpServers": {"a": {"command": "x", "args": ["${HOME}", "b"], "env": {"A": "${B:-c}"}}}}',
         b'policy.toml\nwhen_tainted = "ask"\n[groups]\ng = ["a"]\n[grants]\na = ["x:*"]\n[tools.x]\nyes = ["*"]\n',
-        b'policy.toml\n[[commands]]\nargv = ["git", "log", "**"]\nwho = ["a"]\n',
+        b'policy.toml\n[[commands]]\nargv = ["ls", "-l", "**"]\nwho = ["a"]\n',
     )
     tokens = (
         b"---\n",

@@ -30,8 +30,9 @@ from atlas_agents.core.aio import run_in_thread
 from atlas_agents.core.errors import BadArguments, SandboxUnavailable, ToolFailed
 from atlas_agents.core.messages import Conversation
 from atlas_agents.core.paths import classify_name
-from atlas_agents.tools.commands import find_program, hash_executed_files, hash_file
+from atlas_agents.tools.commands import WILDCARD_PROGRAMS, find_program
 from atlas_agents.tools.context import ToolContext
+from atlas_agents.tools.executed_files import hash_executed_files, hash_file
 from atlas_agents.tools.tool import Tool, tool
 
 DEFAULT_TIMEOUT, MAX_TIMEOUT = 60, 600
@@ -196,6 +197,7 @@ class _BashTool:
         """Return everything an approval covers: arguments, folder, environment, sandbox, program and script content."""
         sandbox, _ = await self._sandbox()
         prepared = await run_in_thread(self._prepare, arguments, sandbox)
+        searched = () if prepared.argv[0] in WILDCARD_PROGRAMS else prepared.argv
         return {
             "argv": list(prepared.argv),
             "folder": prepared.cwd,
@@ -205,7 +207,7 @@ class _BashTool:
             "scripts": await run_in_thread(
                 # Private files are not opened: closing a database file would release our locks on it.
                 hash_executed_files,
-                prepared.argv,
+                searched,
                 prepared.cwd,
                 self._root.is_private_or_secret,
             ),

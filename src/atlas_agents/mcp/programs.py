@@ -16,7 +16,7 @@ from atlas_agents.builtin_tools.sandbox.process import Sandbox, SandboxCommand, 
 from atlas_agents.core.errors import ConfigError, SandboxUnavailable, ToolFailed
 from atlas_agents.core.paths import SettingLookup, is_secret, make_private_folder, resolve_path
 from atlas_agents.mcp.config import ServerConfig, ServerEntry, ServerProgram
-from atlas_agents.tools import commands
+from atlas_agents.tools import commands, executed_files
 
 MAX_FILES = 20_000
 _INHERITED = ("HOME", "LANG", "LC_ALL", "LC_CTYPE", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER")
@@ -26,6 +26,12 @@ _LOADER_VARIABLES = re.compile(r"PATH|LD_.*|DYLD_.*|PYTHON.*|NODE_.*|BASH_ENV|EN
 _CODE_SUFFIXES = (*commands.SCRIPT_SUFFIXES, ".json", ".toml", ".pyc", ".pyd", ".dylib", ".class")
 _NODE_SUFFIXES = (".js", ".mjs", ".cjs", ".ts", ".mts", ".node")
 _IMPORT = re.compile(r"^\s*(?:from|import)\s+(\w+)", re.MULTILINE)
+_WRAPPERS = {"env", "ionice", "nice", "nohup", "setsid", "stdbuf", "time", "timeout"}
+"""Programs that start the program that their arguments name."""
+_FLAGS = {"-u", "-B", "-E", "-s", "-S", "-I", "-O", "-q", "-w", "-x"}
+"""Options of interpreters without a value."""
+_CODE_OPTIONS = {"-c", "-e", "-m", "--eval"}
+"""Options of interpreters whose value is code, or the name of a module."""
 _NODE_LAUNCHERS = {"npm", "npx", "pnpm", "pnpx", "yarn", "bun", "bunx"}
 """Programs that prefer a package in the working directory to the one that they would download."""
 _SKIPPED = {".git", ".hg", ".svn", ".venv", "venv"}
@@ -84,7 +90,8 @@ def build_command(
             raise ConfigError(f"{server.where}.folders: there is no folder {folder}")
     argv = (_find(entry, program.folder), *entry.args)
     files = [path for path in program.paths if not path.startswith(commands.SYSTEM_FOLDERS)]
-    runs = [*_interpreters(argv, program.folder, _search_path(entry)), *filter(commands.runs_code, files)]
+    runs = _interpreters(_split_command(argv, program.folder, _search_path(entry)), program.folder, entry)
+    runs += [path for path in files if commands.program_name(path) in commands.INTERPRETERS]
     readable = {*map(Path, files), *read, *(folder for path in files for folder in _node_modules(path))}
     readable |= {folder for path in runs for folder in _installation(path)}
     try:
@@ -154,14 +161,13 @@ def _find(entry: ServerEntry, folder: str) -> str:
 
 def _program_files(server: ServerConfig, entry: ServerEntry, folder: str) -> dict[str, str]:
     """Return the hashes of the program, its interpreters, its scripts and the packages that these belong to."""
-    argv = (_find(entry, folder), *entry.args)
-    interpreters = _interpreters(argv, folder, _search_path(entry))
-    code, arguments = commands.split_code(argv, folder)
-    scripts = commands.hash_executed_files(code, folder, _is_skipped, any_file=len(code) > 1, follow=False)
-    scripts |= commands.hash_executed_files(arguments, folder, _is_skipped, any_file=False, follow=False)
-    files = scripts | {os.path.realpath(path): commands.hash_file(path) for path in interpreters}
+    command = _split_command((_find(entry, folder), *entry.args), folder, _search_path(entry))
+    interpreters, code = _interpreters(command, folder, entry), command.code
+    hash_named = partial(executed_files.hash_executed_files, cwd=folder, skip=_is_skipped, follow=False)
+    scripts = hash_named(code, any_file=len(code) > 1) | hash_named(command.arguments, any_file=False)
+    files = scripts | {os.path.realpath(path): executed_files.hash_file(path) for path in interpreters}
     workspace = Path(os.path.realpath(server.folder))
-    files |= _loaded_files(entry, code, folder, workspace)
+    files |= _loaded_files(entry, command, folder, workspace)
     for path in (*scripts, *map(os.path.realpath, scripts)):
         is_script = path.endswith(commands.SCRIPT_SUFFIXES) or Path(path).is_relative_to(workspace)
         if is_script and path not in interpreters and not path.startswith(commands.SYSTEM_FOLDERS):
@@ -171,7 +177,34 @@ def _program_files(server: ServerConfig, entry: ServerEntry, folder: str) -> dic
     return files
 
 
-def _loaded_files(entry: ServerEntry, code: tuple[str, ...], folder: str, workspace: Path) -> dict[str, str]:
+class _SplitCommand(msgspec.Struct, frozen=True):
+    """The paths of the programs that a command starts, the command up to the code that they run, and the rest."""
+
+    programs: tuple[str, ...]
+    code: tuple[str, ...]
+    arguments: tuple[str, ...]
+
+
+def _split_command(argv: tuple[str, ...], folder: str, path: str) -> _SplitCommand:
+    """Split a command after the script, module or code that its program runs; what follows are arguments for that."""
+    programs, end = argv[:1], 1
+    while commands.program_name(programs[-1]) in _WRAPPERS and end < len(argv):
+        with suppress(ToolFailed):
+            programs += (commands.find_program(argv[end], folder, path),)
+        end += 1
+    if commands.program_name(programs[-1]) in commands.INTERPRETERS:
+        end = next((at + 1 for at in range(end, len(argv)) if _is_code(argv, at, folder)), len(argv))
+    return _SplitCommand(programs, argv[:end], argv[end:])
+
+
+def _is_code(argv: tuple[str, ...], at: int, folder: str) -> bool:
+    """Return whether an argument of an interpreter is code, a module or a script, not the value of another option."""
+    before = argv[at - 1]
+    may_be_script = not before.startswith("-") or before in _FLAGS
+    return before in _CODE_OPTIONS or (may_be_script and os.path.isfile(os.path.join(folder, argv[at])))
+
+
+def _loaded_files(entry: ServerEntry, command: _SplitCommand, folder: str, workspace: Path) -> dict[str, str]:
     """Return the hashes of files that a program loads from its working directory or paths in its environment."""
     found: dict[str, str] = {}
     for name, value in entry.env.items():
@@ -180,12 +213,12 @@ def _loaded_files(entry: ServerEntry, code: tuple[str, ...], folder: str, worksp
             if part and os.path.isdir(path) and not Path(folder).is_relative_to(path):
                 found |= _hash_folder(path, compiled=True)
             elif part and os.path.isfile(path):
-                found[path] = commands.hash_file(path)
-    names = {commands.program_name(nested[0]) for nested in commands.nested_commands(code)}
+                found[path] = executed_files.hash_file(path)
+    names = {commands.program_name(program) for program in command.programs}
     modules = os.path.join(folder, "node_modules")
     if names & _NODE_LAUNCHERS and os.path.isdir(modules):
         found |= _hash_folder(modules)
-    if "python" in names and not entry.sandbox and {"-m", "-c"} & set(code):
+    if "python" in names and not entry.sandbox and {"-m", "-c"} & set(command.code):
         found |= _hash_package(os.path.join(folder, "x.py"), workspace)
     return found
 
@@ -194,14 +227,13 @@ def _is_skipped(path: str) -> bool:
     return is_secret(PurePosixPath(path))
 
 
-def _interpreters(argv: tuple[str, ...], folder: str, path: str) -> list[str]:
+def _interpreters(command: _SplitCommand, folder: str, entry: ServerEntry) -> list[str]:
     """Return the paths of the program, of the programs that it wraps, and of the interpreters of scripts."""
-    found = [commands.find_program(nested[0], folder, path) for nested in commands.nested_commands(argv)]
-    code, _ = commands.split_code(argv, folder)
-    for each in [*found, *(os.path.join(folder, word) for word in code[1:] if "\0" not in word)]:
+    found, path = list(command.programs), _search_path(entry)
+    for each in [*found, *(os.path.join(folder, word) for word in command.code[1:] if "\0" not in word)]:
         script = each
         for _ in range(_MAX_LEVELS):
-            if not (line := commands.read_shebang(script)):
+            if not (line := executed_files.read_shebang(script)):
                 break
             with suppress(ToolFailed):
                 script = commands.find_program(line[0], folder, path)
@@ -213,7 +245,7 @@ def _installed_modules(code: tuple[str, ...], scripts: Iterable[str], interprete
     """Yield the folders of the modules in a Python environment that a command or its scripts start."""
     modules = {code[index + 1].partition(".")[0] for index, word in enumerate(code[:-1]) if word == "-m"}
     for script in scripts:
-        if any("python" in word for word in commands.read_shebang(script)):
+        if any("python" in word for word in executed_files.read_shebang(script)):
             with suppress(OSError, UnicodeDecodeError):
                 modules |= set(_IMPORT.findall(Path(script).read_text(encoding="utf-8")))
     for interpreter in interpreters:
@@ -280,7 +312,7 @@ def _code_files(folder: str, skipped: Set[str] = frozenset(), *, top_only: bool 
 def _hash_or_link(path: str) -> str:
     """Return the hash of a file, or the target of a broken link."""
     try:
-        return commands.hash_file(path)
+        return executed_files.hash_file(path)
     except ToolFailed:
         return os.readlink(path) if os.path.islink(path) else ""
 

@@ -10,7 +10,6 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast
 
@@ -18,7 +17,7 @@ import msgspec
 
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.json import encode
-from atlas_agents.tools.commands import ANY, REST, limit_wildcards
+from atlas_agents.tools.commands import ANY, REST, check_wildcards
 
 Cell: TypeAlias = Literal["yes", "no", "ask"]
 WhenTainted: TypeAlias = Literal["allow", "ask", "deny"]
@@ -33,8 +32,8 @@ WHEN_TAINTED: tuple[WhenTainted, ...] = ("allow", "ask", "deny")
 class CommandRule(msgspec.Struct, frozen=True):
     """A command that needs no approval: literal arguments, `*` for any one, and `**` at the end for any others.
 
-    Wildcards do not match options that run other programs, such as `-exec` of `find`.
-    `who` lists agents, roles and groups, as in the entries of a tool.
+    Wildcards are only for programs that cannot run others or write files, such as `ls` and `grep`. `who` lists agents,
+    roles and groups, as in the entries of a tool.
     """
 
     argv: tuple[str, ...]
@@ -44,11 +43,7 @@ class CommandRule(msgspec.Struct, frozen=True):
         pattern, rest = (self.argv[:-1], True) if self.argv[-1] == REST else (self.argv, False)
         if len(argv) < len(pattern) or (len(argv) > len(pattern) and not rest):
             return False
-        if not all(part in (ANY, given) for part, given in zip(pattern, argv, strict=False)):
-            return False
-        limit = limit_wildcards(self.argv)
-        matched = [given for part, given in zip_longest(pattern, argv, fillvalue=ANY) if part == ANY]
-        return all(map(limit.permits, matched))
+        return all(part in (ANY, given) for part, given in zip(pattern, argv, strict=False))
 
     @property
     def pattern(self) -> str:
@@ -65,7 +60,7 @@ def parse_command_rules(data: Any, where: str) -> tuple[CommandRule, ...]:
 
 
 def parse_command_rule(given: "CommandRule | Mapping[str, Any]", where: str) -> CommandRule:
-    """Parse a rule. One that would allow every program is refused: a wildcard as the program, or for `python3`."""
+    """Parse a rule. One that could allow every program is refused: a wildcard as the program, or for `python3`."""
     try:
         rule = given if isinstance(given, CommandRule) else msgspec.convert(given, CommandRule, strict=True)
     except msgspec.ValidationError as error:
@@ -76,7 +71,7 @@ def parse_command_rule(given: "CommandRule | Mapping[str, Any]", where: str) -> 
         raise ConfigError(f"{where}: argv must start with the name of a program")
     if REST in rule.argv[:-1]:
         raise ConfigError(f"{where}: ** must be the last element of argv")
-    limit_wildcards(rule.argv, where)
+    check_wildcards(rule.argv, where)
     return rule
 
 
