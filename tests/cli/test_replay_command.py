@@ -141,9 +141,7 @@ def test_run_of_own_agents_is_replayed_without_side_effects(shop: tuple[Home, st
     with closing(sqlite3.connect(database)) as connection, connection:
         connection.execute("DELETE FROM audit")
     without_verdicts = _atlas(home, "replay", run, "--agents", "./shop.py:atlas")
-    assert without_verdicts.stderr == (
-        "Not compared: policy verdicts: the audit log has no rows of the run's calls.\n"
-    )
+    assert without_verdicts.stderr == "Not compared: policy verdicts: the audit log has no rows of the run's calls.\n"
 
 
 MISSING_TOOL = ("tools=[find_order]", "tools=[]")

@@ -187,14 +187,14 @@ class _SplitCommand(msgspec.Struct, frozen=True):
 
 def _split_command(argv: tuple[str, ...], folder: str, path: str) -> _SplitCommand:
     """Split a command after the script, module or code that its program runs; what follows are arguments for that."""
-    programs, end = argv[:1], 1
+    programs, end = [argv[0]], 1
     while commands.program_name(programs[-1]) in _WRAPPERS and end < len(argv):
         with suppress(ToolFailed):
-            programs += (commands.find_program(argv[end], folder, path),)
+            programs.append(commands.find_program(argv[end], folder, path))
         end += 1
     if commands.program_name(programs[-1]) in commands.INTERPRETERS:
         end = next((at + 1 for at in range(end, len(argv)) if _is_code(argv, at, folder)), len(argv))
-    return _SplitCommand(programs, argv[:end], argv[end:])
+    return _SplitCommand(tuple(programs), argv[:end], argv[end:])
 
 
 def _is_code(argv: tuple[str, ...], at: int, folder: str) -> bool:
