@@ -67,8 +67,8 @@ def combinations() -> list[tuple[str, str, str]]:
     if not EVERYTHING:
         return [("uv", "wheel", python) for python in interpreters() or PYTHONS]
     installers = ("pip-oldest", "pip-newest", "uv", "pipx", "build")
-    sources = [(each, source) for each in installers for source in ("clone", "sdist")]
-    return [(*each, python) for each in (*sources, ("uv", "wheel")) for python in PYTHONS]
+    chosen = [(each, source) for each in installers for source in ("clone", "sdist")]
+    return [(each, source, python) for each, source in (*chosen, ("uv", "wheel")) for python in PYTHONS]
 
 
 def run(*command: str | Path, cwd: Path, **env: str) -> str:

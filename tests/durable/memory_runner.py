@@ -1,6 +1,6 @@
 """Runs turns in many sessions in its own process and prints its memory use after each phase.
 
-Phases: 200 new sessions, 800 more new sessions, then a second turn in 200 of the sessions that have left the cache.
+Phases: 100 new sessions, 300 more new sessions, then a second turn in 100 of the sessions that have left the cache.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ async def main(path: str) -> None:
     await store.open()
     agent = Agent("a", model=Model(), tools=[look])
     async with Atlas([agent], store=store) as atlas:
-        for sessions in (range(200), range(200, 1000), range(200)):
+        for sessions in (range(100), range(100, 400), range(100)):
             for number in sessions:
                 await atlas.ask("What is it like?", session=f"s{number}")
             report()

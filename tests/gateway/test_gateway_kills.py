@@ -9,7 +9,7 @@ import pytest
 from kill_cases import run_cases
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-SHARDS, SEEDS, KILLS = 4, 100, 24
+SHARDS, SEEDS, KILLS = 2, 100, 16
 
 
 @pytest.mark.parametrize("shard", range(SHARDS))

@@ -153,10 +153,10 @@ async def test_reading_a_long_conversation_does_not_block_the_event_loop(
 ) -> None:
     """On Postgres, a cache of each store reads the messages from the first one on."""
     await store.commit(TENANT, [PutSession("s")])
-    for first in range(0, 30_000, 1000):
+    for first in range(0, 10_000, 1000):
         batch = [(f"m{n}", user(f"Question {n} " * 5).to_json()) for n in range(first, first + 1000)]
         await store.commit(TENANT, [AddMessages("s", tuple(batch))])
     stores = [await make_store() for _ in range(3)]
     rows, longest = await repeat_for_block(lambda: stores.pop().messages(TENANT, "s", after=after))
-    assert len(rows) >= 20_000 and rows[-1].message.text.startswith("Question 29999")
+    assert len(rows) >= 9_999 and rows[-1].message.text.startswith("Question 9999")
     assert longest < 0.02 * cpu_factor()
