@@ -149,10 +149,10 @@ def emit_a_result_before_it_is_stored() -> None:
 
     record: Any = vars(ToolCallExecution)["_record"]
 
-    async def early(self: Any, result: ToolResult) -> None:
+    async def early(self: Any, result: ToolResult, *, ran_ok: bool) -> ToolResult:
         self.result = self._emit_result(result)
         await asyncio.sleep(0)
-        await record(self, result)
+        return await record(self, result, ran_ok=ran_ok)
 
     _set(ToolCallExecution, _record=early)
 
@@ -292,28 +292,32 @@ def merge_separately() -> None:
 
 
 BUGS: dict[str, Bug] = {
-    "run, then record": Bug(run_then_record, "A", "one unsafe call", ("I2",)),
-    "record, then run": Bug(record_then_run, "A", "one unsafe call", ("I7",)),
-    "acknowledged before the commit": Bug(acknowledge_before_commit, "A", "text only", ("I1",)),
-    "a pair is split": Bug(split_a_pair, "A", "short memory", ("I3",)),
-    "the key is not unique": Bug(ignore_idempotency_key, "A", "text only", ("I1",)),
-    "a step may be written twice": Bug(write_a_step_twice, "C", "one unsafe call", ("I5",)),
-    "an audit error is swallowed": Bug(swallow_audit_errors, "A", "one pure call", ("I6",)),
-    "a stale approval counts": Bug(accept_a_stale_approval, "A", "answered too late", ("I8",)),
-    "the end is emitted before it is stored": Bug(emit_the_end_before_it_is_stored, "A", "text only", ("I9", "I11")),
-    "a result is emitted before it is stored": Bug(emit_a_result_before_it_is_stored, "A", "one unsafe call", ("I9",)),
-    "no intent is written": Bug(no_intent, "A", "one unsafe call", ("I8",)),
-    "own messages have other names": Bug(reassign_message_ids, "A", "three rounds", ("I3",)),
-    "an intent without outcome is tried again": Bug(rerun_started_calls, "A", "one unsafe call", ("I2",)),
-    "the end is not written": Bug(never_end, "A", "text only", ("I4",)),
-    "the day is counted apart": Bug(count_separately, "A", "the day is spent", ("I12",)),
-    "a budget is settled late": Bug(settle_separately, "A", "the day is spent", ("I12",)),
-    "an answer is forgotten": Bug(forget_answers, "A", "approved", ("I9",)),
-    "a summary is forgotten": Bug(forget_summaries, "A", "summarised", ("I10",)),
-    "a steering message enters apart": Bug(merge_separately, "A", "steered", ("steering",)),
-    "a job is kept apart": Bug(store_job_separately, "A", "handed on", ("jobs",)),
-    "a job is marked as reported too early": Bug(mark_notified_before_reporting, "A", "handed on", ("jobs", "I11")),
-    "the answer of a job has no name": Bug(drop_report_keys, "A", "handed on", ("jobs",)),
+    "run, then record": Bug(run_then_record, "kills", "one unsafe call", ("I2",)),
+    "record, then run": Bug(record_then_run, "kills", "one unsafe call", ("I7",)),
+    "acknowledged before the commit": Bug(acknowledge_before_commit, "kills", "text only", ("I1",)),
+    "a pair is split": Bug(split_a_pair, "kills", "short memory", ("I3",)),
+    "the key is not unique": Bug(ignore_idempotency_key, "kills", "text only", ("I1",)),
+    "a step may be written twice": Bug(write_a_step_twice, "errors", "one unsafe call", ("I5",)),
+    "an audit error is swallowed": Bug(swallow_audit_errors, "kills", "one pure call", ("I6",)),
+    "a stale approval counts": Bug(accept_a_stale_approval, "kills", "answered too late", ("I8",)),
+    "the end is emitted before it is stored": Bug(
+        emit_the_end_before_it_is_stored, "kills", "text only", ("I9", "I11")
+    ),
+    "a result is emitted before it is stored": Bug(
+        emit_a_result_before_it_is_stored, "kills", "one unsafe call", ("I9",)
+    ),
+    "no intent is written": Bug(no_intent, "kills", "one unsafe call", ("I8",)),
+    "own messages have other names": Bug(reassign_message_ids, "kills", "three rounds", ("I3",)),
+    "an intent without outcome is tried again": Bug(rerun_started_calls, "kills", "one unsafe call", ("I2",)),
+    "the end is not written": Bug(never_end, "kills", "text only", ("I4",)),
+    "the day is counted apart": Bug(count_separately, "kills", "the day is spent", ("I12",)),
+    "a budget is settled late": Bug(settle_separately, "kills", "the day is spent", ("I12",)),
+    "an answer is forgotten": Bug(forget_answers, "kills", "approved", ("I9",)),
+    "a summary is forgotten": Bug(forget_summaries, "kills", "summarised", ("I10",)),
+    "a steering message enters apart": Bug(merge_separately, "kills", "steered", ("steering",)),
+    "a job is kept apart": Bug(store_job_separately, "kills", "handed on", ("jobs",)),
+    "a job is marked as reported too early": Bug(mark_notified_before_reporting, "kills", "handed on", ("jobs", "I11")),
+    "the answer of a job has no name": Bug(drop_report_keys, "kills", "handed on", ("jobs",)),
     "no one is fenced": Bug(disable_fencing, "zombies", "four calls at once", ("I9",)),
 }
 

@@ -26,8 +26,11 @@ CHECKS: dict[str, Callable[[Evidence], Iterator[str]]] = {
     "I11": more_checks.restart_changes_nothing,
     "I12": more_checks.counts_are_exact,
     "jobs": more_checks.jobs_are_done_once,
+    "crash loop": more_checks.crash_loop_is_given_up,
+    "snapshot": more_checks.snapshot_is_what_a_kill_leaves,
+    "answers": more_checks.answers_are_those_of_the_script,
 }
-_CALM = ("nothing", "kill", "stop", "busy", "full", "lost", "unclear", "io")
+_CALM = ("nothing", "kill", "snapshot", "stop", "busy", "full", "lost", "unclear", "io")
 """Faults after which a turn must still reach its regular end."""
 
 

@@ -19,7 +19,8 @@ from crash.evidence_log import EvidenceLog
 Fault: TypeAlias = Literal[
     "nothing", "kill", "snapshot", "stop", "cancel", "busy", "full", "lost", "unclear", "io", "timeout", "exception"
 ]
-_CHANGES = ("sql INSERT", "sql UPDATE", "sql DELETE", "sql COMMIT", "sql CREATE", "sql ALTER", "sql DROP")
+COMMIT = "sql COMMIT"
+_CHANGES = ("sql INSERT", "sql UPDATE", "sql DELETE", COMMIT, "sql CREATE", "sql ALTER", "sql DROP")
 _EVERYWHERE = ("commit", *_CHANGES, "model", "tool", "approval", "reconcile", "client")
 _OUTSIDE = ("model", "tool", "reconcile", "approval function")
 FAULT_POINTS: dict[Fault, tuple[str, ...]] = {

@@ -8,11 +8,13 @@ from atlas_agents import Message
 from crash.evidence import Evidence, Trace, ends, transcript
 from crash.evidence_log import LogEntry
 from crash.replies import STOPPED
+from crash.scripts import POISON
 
 Transcripts = dict[tuple[str, str], list[Any]]
 """Transcripts of runs without faults, by script and scenario."""
 _STORE = ("StoreBusy", "StoreFull", "StoreLost", "StoreError", "StaleOwner", "ShuttingDown", "Conflict")
 
+_ENDED_OTHERWISE = (*STOPPED, "poison")
 _NO_USAGE = {"input": 0, "output": 0, "cached": 0}
 
 
@@ -85,7 +87,12 @@ def same_end(evidence: Evidence, plain: Transcripts) -> Iterator[str]:
             yield f"run {trace.row.id} is of no message that was sent"
             continue
         wanted = plain.get((evidence.script.like or evidence.script.name, send.scenario))
-        if wanted is None or send.steers or send.scenario in STOPPED or _denied_by_a_clock_jump(trace, evidence):
+        if (
+            wanted is None
+            or send.steers
+            or send.scenario in _ENDED_OTHERWISE
+            or _denied_by_a_clock_jump(trace, evidence)
+        ):
             continue
         if any(not _alike(is_, was) for is_, was in zip(transcript(trace), wanted, strict=False)) or len(
             transcript(trace)
@@ -107,6 +114,32 @@ def _alike(is_: Any, was: Any) -> bool:
 def _found_out(is_: Any, was: Any) -> bool:
     """A reconciled result equals the original one."""
     return is_[:3] == ("result", "ok", "found out") and was[:2] == ("result", "ok")
+
+
+def crash_loop_is_given_up(evidence: Evidence) -> Iterator[str]:
+    """A turn that ends every process is failed with this error, and the next one works."""
+    if evidence.script != POISON or not evidence.outcome.case.plans:
+        return
+    found = [(run.status, (run.error or "")[:28]) for run in evidence.tables.runs]
+    wanted = [("failed", "the process crashed 5 times "), ("done", "")]
+    killed, last = evidence.outcome.ends[:-1], evidence.outcome.ends[-1:]
+    if found != wanted or set(killed) != {"killed"} or last != ("done",):
+        yield f"{evidence.outcome.ends} {found} instead of {wanted}"
+
+
+def snapshot_is_what_a_kill_leaves(evidence: Evidence) -> Iterator[str]:
+    for name in evidence.outcome.changed_files:
+        yield f"{name} differs"
+
+
+def answers_are_those_of_the_script(evidence: Evidence) -> Iterator[str]:
+    """Without faults, the answers are those that the script names."""
+    wanted = evidence.script.ends
+    if evidence.outcome.case.plans or not wanted:
+        return
+    answers = [transcript(trace)[-1][1] for trace in evidence.traces.values()]
+    if len(answers) != len(wanted) or any(text != end for text, end in zip(answers, wanted, strict=True) if end):
+        yield f"the answers are {answers}, not {wanted}"
 
 
 def jobs_are_done_once(evidence: Evidence) -> Iterator[str]:

@@ -22,8 +22,6 @@ from crash.stores import QUERIES, Database, Tables, tables
 
 _CHANGES = ("INSERT", "UPDATE", "DELETE")
 _SCHEMA = "atlas"
-_NEXT_WRITE = "SELECT pg_snapshot_xmax(pg_current_snapshot())"
-"""Transactions get a number when they write first."""
 
 
 class FaultyPostgres(PostgresStore):
@@ -47,27 +45,8 @@ class PostgresDatabase:
         return FaultyPostgres(self._url, schema=_SCHEMA, connections=2, clock=clock)
 
     def rows(self) -> Tables:
-        with self._connect() as connection:
-            return self._read(connection)
-
-    @contextmanager
-    def watch(self) -> Generator[Callable[[], bool]]:
-        """Keep the present state readable by a transaction, and compare the rows only if another one has written."""
-        with self._connect() as before:
-            before.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-            next_write = before.execute(_NEXT_WRITE).fetchone()
-
-            def has_changed() -> bool:
-                with self._connect() as now:
-                    return now.execute(_NEXT_WRITE).fetchone() != next_write and self._read(now) != self._read(before)
-
-            yield has_changed
-
-    def _connect(self) -> psycopg.Connection[Any]:
-        return psycopg.connect(self._url, options=f"-c search_path={_SCHEMA}")
-
-    def _read(self, connection: psycopg.Connection[Any]) -> Tables:
-        return tables([connection.execute(query).fetchall() for query in QUERIES])
+        with psycopg.connect(self._url, options=f"-c search_path={_SCHEMA}") as connection:
+            return tables([connection.execute(query).fetchall() for query in QUERIES])
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Suite D: two sessions, three clients and random faults; all of it follows from one number, the seed."""
+"""Cases with two sessions, three clients and random faults; all of it follows from one number, the seed."""
 
 import random
 

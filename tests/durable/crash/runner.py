@@ -1,8 +1,8 @@
 """Runs cases: their processes are forked one after the other from a process with everything imported.
 
 It starts no thread and has no open connection, so each child begins as a new process would. Half of what such a process
-takes is copying the memory that it shares with its parent. With snapshots, cases that begin with a kill need no first
-process, and processes that are not killed are one; every twentieth case has processes of its own.
+takes is copying the memory that it shares with its parent. So most cases that begin with a kill start from a snapshot
+instead, and all processes that are not killed are one; every twentieth case has processes of its own.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ import msgspec
 
 from crash.case_process import CaseProcess, CaseSetup, run_process
 from crash.evidence_log import LogEntry, read
-from crash.fault_points import Plan, is_plain_kill
+from crash.fault_points import NO_FAULT, Plan, is_plain_kill
 from crash.process_state import STATE
 from crash.scripts import Script
 from crash.snapshots import Snapshot, compare_with_kill, take_snapshot
@@ -37,7 +37,7 @@ _ENDED, _STOPS = b".", b"s"
 _COLLECTED = 50_000
 """Objects from which on the shared process collects garbage; each case leaves far fewer."""
 _OWN_PROCESSES = 20
-"""With snapshots, one of so many cases runs without."""
+"""One of so many cases runs without snapshots and without the shared process."""
 
 
 class Case(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -60,6 +60,8 @@ class Outcome(msgspec.Struct, frozen=True):
     tables: Tables
     entries: list[LogEntry]
     ends: tuple[End, ...]
+    changed_files: tuple[str, ...] = ()
+    """Files that a kill has changed since they were copied."""
 
     @property
     def injected(self) -> int:
@@ -70,13 +72,10 @@ class Outcome(msgspec.Struct, frozen=True):
 class Runner:
     """Runs cases in a folder; each has its own database, which the next case replaces. Postgres has no snapshots."""
 
-    def __init__(
-        self, folder: Path, database: Callable[[], Database] | None = None, *, snapshots: bool = False
-    ) -> None:
+    def __init__(self, folder: Path, database: Callable[[], Database] | None = None, *, separate: bool = False) -> None:
         self._folder = folder
         self._make = database
-        self._shares = snapshots
-        self._uses_snapshots = snapshots and database is None
+        self._separate = separate
         self._count = 0
         self._snapshots: dict[tuple[Plan, ...], Snapshot] = {}
         """Of the present script, by the kills before."""
@@ -87,50 +86,97 @@ class Runner:
         self._empty_database = (folder / "made.db").read_bytes()
 
     def run(self, case: Case) -> Outcome:
-        own = self.count_case()
-        killed = 0 if own else self._count_snapshot_kills(case)
-        return self._run_processes(self._begin(case.script, case.plans[:killed]), case, ["killed"] * killed, own=own)
+        self._count += 1
+        own = self._separate or self._count % _OWN_PROCESSES == 0
+        match case.plans:
+            case [Plan(fault="stop"), *_]:
+                return self._run_zombie(case, own=own)
+            case [Plan(fault="snapshot"), *_]:
+                return self._run_copied_and_killed(case, own=own)
+            case _:
+                killed = 0 if own else self._count_snapshot_kills(case)
+                setup = self._begin(case.script, case.plans[:killed])
+                return self._run_processes(setup, case, ["killed"] * killed, own=own)
 
     def _count_snapshot_kills(self, case: Case) -> int:
         """Return the number of processes of a case up to its latest snapshot."""
         return next((n for n in range(len(case.plans), 0, -1) if case.plans[:n] in self._snapshots), 0)
 
-    def _begin(self, script: Script, kills: tuple[Plan, ...]) -> CaseSetup:
+    def _begin(self, script: Script, kills: tuple[Plan, ...] = ()) -> CaseSetup:
         """Set up a case: a new one, or as these kills left it."""
-        if not kills:
-            return self.set_up(script)
         folder = self._folder / "case"
-        return CaseSetup(folder, SqliteDatabase(folder), script, self._snapshots[kills].restore(folder))
+        if kills:
+            return CaseSetup(folder, SqliteDatabase(folder), script, self._snapshots[kills].restore(folder))
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        database = self._make() if self._make is not None else SqliteDatabase(folder)
+        if isinstance(database, SqliteDatabase) and not script.migrates:
+            database.path.write_bytes(self._empty_database)
+        return CaseSetup(folder, database, script, time.time())
 
-    def count_case(self) -> bool:
-        """Count a case and return whether it has processes of its own."""
-        self._count += 1
-        return not self._shares or self._count % _OWN_PROCESSES == 0
+    def _run_processes(self, setup: CaseSetup, case: Case, ends: list[End], *, own: bool) -> Outcome:
+        """Run the processes of a case after those that have ended; without `own`, all that are not killed are one."""
+        for plan in (*case.plans, Plan(jump=case.jump))[len(ends) :]:
+            process, after = CaseProcess(len(ends) + 1, plan), 0.0 if ends else case.after
+            ends.append(self._run_process(setup, process, own=own or after > 0 or plan.fault == "kill", after=after))
+            if ends[-1] == "done" and plan.fault in ("nothing", "kill"):
+                break
+        return _collect_outcome(setup, case, ends)
 
-    def run_copied_and_killed(self, case: Case) -> tuple[Outcome, list[str]]:
-        """Copy the files at the point of the kill, then kill and recover. Name the files that the kill has changed."""
-        setup = self.set_up(case.script)
-        child = self.start(setup, CaseProcess(1, Plan("snapshot", snapshots=(case.plans[0].at,))))
-        different = compare_with_kill(setup, child, self._folder / "snapshots")
-        return self._run_processes(setup, case, ["killed"], own=not self._shares), different
+    def _run_zombie(self, case: Case, *, own: bool) -> Outcome:
+        """Stop the first process, let a second one finish the turn, then continue the first.
+
+        On SQLite, the lease of the stopped process would keep the second one from that, so its file is removed.
+        """
+        setup = self._begin(case.script)
+        first = _start(setup, CaseProcess(1, case.plans[0]))
+        ends = [decode_exit(os.waitpid(first, os.WUNTRACED)[1])]
+        if ends[0] == "stopped":
+            for lease in setup.folder.glob("*-lock"):
+                lease.unlink()
+            ends.append(self._run_process(setup, CaseProcess(2, NO_FAULT), own=own))
+            os.kill(first, signal.SIGCONT)
+            ends.append(decode_exit(os.waitpid(first, 0)[1]))
+            self._run_process(setup, CaseProcess(3, NO_FAULT, restarts=True), own=own)
+        return _collect_outcome(setup, case, ends)
+
+    def _run_copied_and_killed(self, case: Case, *, own: bool) -> Outcome:
+        """Copy the files at the point of the kill, then kill and recover."""
+        setup = self._begin(case.script)
+        child = _start(setup, CaseProcess(1, case.plans[0]))
+        changed = compare_with_kill(setup, child, self._folder / "copied")
+        outcome = self._run_processes(setup, case, ["killed"], own=own)
+        return msgspec.structs.replace(outcome, changed_files=tuple(changed))
+
+    def _run_process(self, setup: CaseSetup, process: CaseProcess, *, own: bool, after: float = 0.0) -> End:
+        """Run a process to its end: an own or the shared one. With `after`, kill an own one after so many seconds."""
+        if not own:
+            return self._shared.run(setup, process)
+        child = _start(setup, process)
+        if after:
+            time.sleep(after)
+            os.kill(child, signal.SIGKILL)
+        return decode_exit(os.waitpid(child, 0)[1])
 
     def take_snapshots(self, cases: Sequence[Case]) -> None:
         """Take the snapshots with which these cases of one script begin, instead of those of the script before.
 
-        All first kills are points of one process, and second kills after the same first one of another.
+        All first kills are points of one process, and second kills after the same first one of another. For a single
+        kill, a process that is killed takes less.
         """
         self._snapshots.clear()
         shutil.rmtree(self._folder / "snapshots", ignore_errors=True)
-        if not self._uses_snapshots:
+        if self._separate or self._make is not None:
             return
         for depth in (0, 1):
-            points = defaultdict[tuple[tuple[Plan, ...], Plan], set[int]](set)
-            for before, kill in {(case.plans[:depth], case.plans[depth]) for case in cases if len(case.plans) > depth}:
-                if is_plain_kill(kill) and (not before or before in self._snapshots):
-                    points[before, msgspec.structs.replace(kill, at=0)].add(kill.at)
+            points = defaultdict[tuple[tuple[Plan, ...], Plan], list[int]](list)
+            for case in cases:
+                before = case.plans[:depth]
+                if len(case.plans) > depth and is_plain_kill(kill := case.plans[depth]):
+                    points[before, msgspec.structs.replace(kill, at=0)].append(kill.at)
             for (before, kill), at in points.items():
-                if not before or len(at) > 1:  # for a single one, a process that is killed takes less
-                    self._take_snapshots(cases[0].script, before, kill, at)
+                if len(at) > 1 and (not before or before in self._snapshots):
+                    self._take_snapshots(cases[0].script, before, kill, set(at))
 
     def _take_snapshots(self, script: Script, before: tuple[Plan, ...], kill: Plan, points: Collection[int]) -> None:
         """Take snapshots at some points of the process that follows the kills `before`."""
@@ -143,48 +189,17 @@ class Runner:
         plan = msgspec.structs.replace(kill, fault="snapshot", snapshots=tuple(points))
         self._shared.run(setup, CaseProcess(len(before) + 1, plan), take)
 
-    def _run_processes(self, setup: CaseSetup, case: Case, ends: list[End], *, own: bool) -> Outcome:
-        """Run the processes of a case after those that have ended; without `own`, all that are not killed are one."""
-        for plan in (*case.plans, Plan(jump=case.jump))[len(ends) :]:
-            process, after = CaseProcess(len(ends) + 1, plan), 0.0 if ends else case.after
-            ends.append(self.run_process(setup, process, own=own or after > 0 or plan.fault == "kill", after=after))
-            if ends[-1] == "done" and plan.fault in ("nothing", "kill"):
-                break
-        return self.collect_outcome(setup, case, ends)
-
     def close(self) -> None:
         self._shared.close()
 
-    def set_up(self, script: Script) -> CaseSetup:
-        """Create a folder with an empty log and an empty database."""
-        folder = self._folder / "case"
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
-        database = self._make() if self._make is not None else self._create_database(folder, script)
-        return CaseSetup(folder, database, script, time.time())
 
-    def start(self, setup: CaseSetup, process: CaseProcess) -> int:
-        """Start a process and return its id."""
-        return _fork(lambda: asyncio.run(run_process(setup, process)))
+def _collect_outcome(setup: CaseSetup, case: Case, ends: Sequence[End]) -> Outcome:
+    return Outcome(case, setup.database.rows(), read(setup.folder / "evidence"), tuple(ends))
 
-    def run_process(self, setup: CaseSetup, process: CaseProcess, *, own: bool, after: float = 0.0) -> End:
-        """Run a process to its end: an own or the shared one. With `after`, kill an own one after so many seconds."""
-        if not own:
-            return self._shared.run(setup, process)
-        child = self.start(setup, process)
-        if after:
-            time.sleep(after)
-            os.kill(child, signal.SIGKILL)
-        return decode_exit(os.waitpid(child, 0)[1])
 
-    def collect_outcome(self, setup: CaseSetup, case: Case, ends: Sequence[End]) -> Outcome:
-        return Outcome(case, setup.database.rows(), read(setup.folder / "evidence"), tuple(ends))
-
-    def _create_database(self, folder: Path, script: Script) -> Database:
-        database = SqliteDatabase(folder)
-        if not script.migrates:
-            database.copy_from(self._empty_database)
-        return database
+def _start(setup: CaseSetup, process: CaseProcess) -> int:
+    """Start a process and return its id."""
+    return _fork(lambda: asyncio.run(run_process(setup, process)))
 
 
 class SharedProcess:

@@ -111,15 +111,9 @@ SCRIPTS: dict[str, Script] = {
         _one("calls that cannot be", "bad call", "Never mind."),
         _one("by a plan", "plan", "All as planned.", mode="plan"),
         _one("in text", "steps", "Paid and ordered.", mode="react"),
-    )
-}
-JOBS: dict[str, Script] = {
-    script.name: script
-    for script in (
         Script("handed on", ((Send("hand on", "1"),),), ("Handed on.", "Good to know.", "Paid."), jobs=True),
         Script("handed further", ((Send("hand further", "1"),),), jobs=True),
         Script("two handed on", ((Send("hand both", "1"),),), jobs=True),
     )
 }
-"""Scripts in which agents delegate."""
 POISON = Script("poison", ((Send("poison", "1"), Send("text", "2")),))

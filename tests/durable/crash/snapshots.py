@@ -49,7 +49,7 @@ def compare_with_kill(setup: CaseSetup, child: int, target: Path) -> list[str]:
     os.waitpid(child, 0)
     copied, left = ({file.name: file.read_bytes() for file in each.iterdir()} for each in (target, setup.folder))
     _add_kill_entry(setup.folder)
-    return [f"snapshot: {name} differs" for name in copied | left if copied.get(name) != left.get(name)]
+    return [name for name in copied | left if copied.get(name) != left.get(name)]
 
 
 def _copy_folder(source: Path, target: Path) -> None:

@@ -4,8 +4,8 @@ The rows are read with plain SQL, independent of the store under test, and then 
 """
 
 import sqlite3
-from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -105,45 +105,22 @@ class Database(Protocol):
 
     def rows(self) -> Tables: ...
 
-    def watch(self) -> AbstractContextManager[Callable[[], bool]]:
-        """Return a function that tells whether a row has changed since."""
-        ...
-
 
 class SqliteDatabase:
-    """A SQLite file, optionally copied from an empty database."""
+    """A SQLite file."""
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / "atlas.db"
-
-    def copy_from(self, empty_database: bytes) -> None:
-        self._path.write_bytes(empty_database)
+        self.path = folder / "atlas.db"
 
     def store(self, clock: Clock) -> Store:
-        return FaultyStore(self._path, clock=clock)
+        return FaultyStore(self.path, clock=clock)
 
     def rows(self) -> Tables:
-        with closing(sqlite3.connect(self._path)) as database:
-            return self._read(database)
-
-    @contextmanager
-    def watch(self) -> Generator[Callable[[], bool]]:
-        """Keep the present state readable by a transaction, and compare the rows only if the file has changed."""
-        with closing(sqlite3.connect(self._path)) as before, closing(sqlite3.connect(self._path)) as now:
-            before.execute("BEGIN")
-            before.execute("PRAGMA schema_version").fetchone()  # the transaction begins with what it reads first
-            version = now.execute("PRAGMA data_version").fetchone()
-            yield (
-                lambda: (
-                    now.execute("PRAGMA data_version").fetchone() != version and self._read(now) != self._read(before)
-                )
-            )
-
-    def _read(self, database: sqlite3.Connection) -> Tables:
-        try:
-            return tables([database.execute(query).fetchall() for query in QUERIES])
-        except sqlite3.OperationalError:  # killed before the first table was created
-            return tables([()] * len(QUERIES))
+        with closing(sqlite3.connect(self.path)) as database:
+            try:
+                return tables([database.execute(query).fetchall() for query in QUERIES])
+            except sqlite3.OperationalError:  # killed before the first table was created
+                return tables([()] * len(QUERIES))
 
 
 def make(path: Path) -> None:
