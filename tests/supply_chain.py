@@ -1,8 +1,9 @@
 """Supply chain: check the locked packages for known vulnerabilities, and write a bill of materials and a licence list.
 
 `make audit` uses pip-audit, installed from requirements-audit.lock. `make sbom` writes CycloneDX JSON and a list of
-licences. What is listed comes from the lock files of Python and of the web UI, and from the catalog of local models;
-licences come from the metadata of the installed packages and from the lock file of the web UI.
+licences. What is listed comes from the development lock, which includes what users run, from the lock of the web UI,
+and from the catalog of local models; licences come from the metadata of the installed packages and from the lock of the
+web UI.
 """
 
 import base64
@@ -21,7 +22,8 @@ from packaging.utils import canonicalize_name
 from atlas_agents.local.models import CATALOG
 
 ROOT = Path(__file__).parent.parent
-LOCK = ROOT / "requirements.lock"
+LOCK = ROOT / "requirements-dev.lock"
+"""Includes every package of requirements.lock."""
 WEB_LOCK = ROOT / "web/package-lock.json"
 PROJECT = "atlas-agents"
 UNKNOWN = "unknown"
@@ -29,9 +31,9 @@ NOT_CHECKED = 3
 """Exit status if no database could be reached."""
 
 
-def locked_packages() -> list[dict[str, Any]]:
-    """The Python packages of the lock file, with their hashes."""
-    entries = re.split(r"\n(?=\S)", LOCK.read_text(encoding="utf-8").strip())
+def locked_packages(lock: Path = LOCK) -> list[dict[str, Any]]:
+    """The Python packages of a lock file, with their hashes."""
+    entries = re.split(r"\n(?=\S)", lock.read_text(encoding="utf-8").strip())
     found: list[dict[str, Any]] = []
     for entry in entries:
         name, _, rest = entry.partition("==")

@@ -26,8 +26,8 @@ from checks import TIMEOUT
 
 ROOT = Path(__file__).parent.parent
 UV = shutil.which("uv") or str(ROOT / ".tools/bin/uv")
-PYTHONS = ("3.11", "3.12", "3.13")
-OLDEST_PIP = {"3.11": "22.3", "3.12": "23.2", "3.13": "24.2"}
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+OLDEST_PIP = {"3.11": "22.3", "3.12": "23.2", "3.13": "24.2", "3.14": "25.2"}
 """The pip that the first release of each Python carries."""
 PAGE = "src/atlas_agents/gateway/page"
 EVERYTHING = os.environ.get("INSTALLS") == "all"

@@ -18,6 +18,7 @@ from checks import TIMEOUT
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+WORKFLOW = (ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8")
 HOME = "https://github.com/atlas-agents/atlas-agents"
 # In pieces, so that this file does not contain what it looks for.
 REGISTRIES = [piece + end for piece, end in [("pypi", ".org"), ("python", "hosted"), ("npm", "js."), ("yarn", "pkg.")]]
@@ -54,12 +55,6 @@ def test_no_backup_file_is_committed() -> None:
     assert [
         file.name for file in committable() if file.suffix in (".orig", ".rej", ".bak") or file.name[-1] == "~"
     ] == []
-
-
-def test_the_lock_has_a_hash_for_every_package_and_no_address() -> None:
-    entries = re.split(r"\n(?=\S)", (ROOT / "requirements.lock").read_text(encoding="utf-8").strip())
-    assert len(entries) > 1
-    assert [entry for entry in entries if "--hash=sha256:" not in entry or "://" in entry] == []
 
 
 def test_every_module_has_a_docstring() -> None:
@@ -102,13 +97,22 @@ def test_layer_table_matches_the_import_contracts() -> None:
     assert layer_table.filled(page) == page, "run make texts"
 
 
-def test_workflow_runs_the_checks_on_every_supported_python() -> None:
-    workflow: dict[str, Any] = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8"))
-    job = workflow["jobs"]["test"]
+def test_workflow_runs_the_checks_on_every_supported_python_and_on_macos() -> None:
+    workflow: dict[str, Any] = yaml.safe_load(WORKFLOW)
+    jobs = workflow["jobs"]
     supported = [name.rpartition(" ")[2] for name in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", name)]
-    assert job["strategy"]["matrix"]["python"] == supported
-    assert ".ci/run" in [step.get("run") for step in job["steps"]]
+    assert jobs["test"]["strategy"]["matrix"]["python"] == supported
+    assert ".ci/run" in [step.get("run") for step in jobs["test"]["steps"]]
+    assert jobs["macos"]["runs-on"].startswith("macos-")
+    assert "make check" in [step.get("run") for step in jobs["macos"]["steps"]]
     assert workflow["permissions"] == {"contents": "read"}
+
+
+def test_workflow_pins_each_action_by_the_digest_of_its_commit() -> None:
+    """A tag can be moved to another commit. The comment says which version it is."""
+    actions = re.findall(r"uses: (.*)", WORKFLOW)
+    assert actions
+    assert [action for action in actions if not re.fullmatch(r"[\w/-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", action)] == []
 
 
 def test_commit_hooks_call_tools_that_are_installed() -> None:

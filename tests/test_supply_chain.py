@@ -2,10 +2,13 @@
 
 import json
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import supply_chain
 from atlas_agents.local.models import CATALOG
@@ -17,10 +20,28 @@ def bom() -> dict[str, Any]:
     return supply_chain.bill_of_materials()
 
 
-@pytest.mark.parametrize("name", ["requirements.lock", "requirements-audit.lock", "requirements-uv.lock"])
-def test_every_locked_python_package_has_a_hash(name: str) -> None:
+@pytest.mark.parametrize("name", sorted(file.name for file in ROOT.glob("*.lock")))
+def test_every_locked_python_package_has_a_hash_and_no_address(name: str) -> None:
     entries = re.split(r"\n(?=\S)", (ROOT / name).read_text(encoding="utf-8").strip())
     assert [entry for entry in entries if "==" not in entry or "--hash=sha256:" not in entry or "://" in entry] == []
+
+
+def test_tests_run_with_the_packages_that_users_run() -> None:
+    tested = supply_chain.locked_packages(ROOT / "requirements-dev.lock")
+    assert [each for each in supply_chain.locked_packages(ROOT / "requirements.lock") if each not in tested] == []
+
+
+def test_locks_have_every_declared_dependency() -> None:
+    """Those of the image are in requirements.lock, and all are in requirements-dev.lock."""
+    file = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    extras: dict[str, list[str]] = file["project"]["optional-dependencies"]
+    image = re.search(r"^ARG EXTRAS=(.*)$", (ROOT / "deploy/Dockerfile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert image
+    run = [*file["project"]["dependencies"], *(each for name in image[1].split(",") for each in extras[name])]
+    development = [*run, *file["dependency-groups"]["dev"], *(each for names in extras.values() for each in names)]
+    for lock, declared in {"requirements.lock": run, "requirements-dev.lock": development}.items():
+        locked = {each["name"] for each in supply_chain.locked_packages(ROOT / lock)}
+        assert {canonicalize_name(Requirement(each).name) for each in declared} <= {*locked, "atlas-agents"}
 
 
 @pytest.mark.parametrize(
