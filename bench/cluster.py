@@ -97,13 +97,21 @@ async def execute(url: str, *statements: LiteralString) -> None:
 
 
 class LockSampler:
-    """Samples how many advisory locks the stores hold and wait for."""
+    """Context manager that samples how many advisory locks the stores hold and wait for."""
 
     def __init__(self, url: str) -> None:
         self._url = url
         self._samples: list[tuple[int, int]] = []
 
-    async def run(self) -> None:
+    async def __aenter__(self) -> "LockSampler":
+        self._task = asyncio.create_task(self._run())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+    async def _run(self) -> None:
         async with await psycopg.AsyncConnection.connect(self._url, autocommit=True) as connection:
             while True:
                 row = await (await connection.execute(_LOCKS_HELD)).fetchone()
@@ -169,12 +177,10 @@ async def measure(
             gateway, *others = [member.cpu() for member in members]
             return gateway, sum(others), cpu_seconds_of_tree(server.pid)
 
-        sampling = asyncio.create_task((sampler := LockSampler(url)).run())
-        (wal_start,), before, begin = await one_row(url, _WAL_BYTES), used(), time.monotonic()
-        durations = await clients.run(each)
-        wall, after, (wal_end,) = time.monotonic() - begin, used(), await one_row(url, _WAL_BYTES)
-        sampling.cancel()
-        await asyncio.wait([sampling])
+        async with LockSampler(url) as sampler:
+            (wal_start,), before, begin = await one_row(url, _WAL_BYTES), used(), time.monotonic()
+            durations = await clients.run(each)
+            wall, after, (wal_end,) = time.monotonic() - begin, used(), await one_row(url, _WAL_BYTES)
         title = f"{workers} workers, {checkout}"
         if options.wal:
             print_wal(await read_wal(server, url, wal_start, wal_end), turns, title)
@@ -247,11 +253,13 @@ async def main(options: argparse.Namespace) -> None:
     checkouts = {"": ROOT} | ({"before: ": options.against.resolve()} if options.against else {})
     found: dict[str, list[dict[str, float]]] = {}
     with PostgresServer(safe=not options.unsafe) as server:
-        # No checkpoint during the measurement: the first change of a page after one writes the whole page to the WAL.
+        # The first change of a page after a checkpoint writes the whole page to the WAL, and autovacuum writes
+        # statistics once a minute. Without both, the WAL of a turn does not depend on when it happens.
         await execute(
             server.url,
             "ALTER SYSTEM SET checkpoint_timeout = '1d'",
             "ALTER SYSTEM SET max_wal_size = '16GB'",
+            "ALTER SYSTEM SET autovacuum = off",
             "SELECT pg_reload_conf()",
         )
         for number in range(options.rounds):

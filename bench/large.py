@@ -361,7 +361,7 @@ def fill_in(value: Any) -> Any:
     """Replace the names that stand for a day or for the cursor of a late page."""
     if value == "OLD":
         return base64.urlsafe_b64encode(f"{NOW - (DAYS - 2) * 86_400_000} ".encode()).decode().rstrip("=")
-    if value in DAYS_AGO:
+    if isinstance(value, str) and value in DAYS_AGO:
         return (datetime.fromtimestamp(NOW / 1000, UTC) - timedelta(days=DAYS_AGO[value])).strftime("%Y-%m-%d")
     return value
 

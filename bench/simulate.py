@@ -296,13 +296,11 @@ async def measure(
             await processes[-1].read_line()
         for each in processes:
             await each.read_line()
-        sampler = LockSampler(url)
-        sampling = asyncio.create_task(sampler.run())
-        before, used, begin = await one_row(url, _TOTALS), cpu_seconds_of_tree(server.pid), time.monotonic()
-        found = [msgspec.convert(await each.read_line(), Measured) for each in processes]
-        wall, used = time.monotonic() - begin, cpu_seconds_of_tree(server.pid) - used
-        after = await one_row(url, _TOTALS)
-        sampling.cancel()
+        async with LockSampler(url) as sampler:
+            before, used, begin = await one_row(url, _TOTALS), cpu_seconds_of_tree(server.pid), time.monotonic()
+            found = [msgspec.convert(await each.read_line(), Measured) for each in processes]
+            wall, used = time.monotonic() - begin, cpu_seconds_of_tree(server.pid) - used
+            after = await one_row(url, _TOTALS)
     if failed := [each for result in found for each in result.failed]:
         raise SystemExit(f"simulated clients failed: {failed[:3]}")
     turns = sorted([each for result in found for each in result.turns])
