@@ -6,6 +6,8 @@ import shlex
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import redirect_stderr
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import yaml
 import api_pages
 import doc_examples
 from atlas_agents.cli.app import app
-from atlas_agents.cli.command import Command, Group, UsageError
+from atlas_agents.cli.command import Command, Group
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -179,10 +181,15 @@ def command_trouble(arguments: list[str], *, complete: bool) -> str:
         found = found.find(found.default) if found.default else None
     if not isinstance(found, Command):
         return "no command is named" if complete else ""
+    errors = StringIO()
     try:
-        found.parse([each for each in arguments if each not in (">", "2>&1", "&")])
-    except UsageError as error:
-        return "" if not complete and str(error).startswith(("Missing", "Option")) else str(error)
+        with redirect_stderr(errors):
+            found.parse([each for each in arguments if each not in (">", "2>&1", "&")], "atlas")
+    except SystemExit:
+        error = errors.getvalue().rpartition("Error: ")[2].strip()
+        return (
+            "" if not complete and (error.startswith("missing") or error.endswith("expected one argument")) else error
+        )
     return ""
 
 
@@ -198,7 +205,7 @@ def test_shown_commands_exist(name: str) -> None:
     ("line", "trouble"),
     [
         ("atlas server", "no command server"),
-        ("ATLAS_MODEL=demo atlas ask --shout Hello", "No such option: --shout"),
+        ("ATLAS_MODEL=demo atlas ask --shout Hello", "no such option: --shout"),
         ("atlas mcp", "no command is named"),
         ("pip install 'atlas-agents[gpu]'", "no extra gpu"),
         ("uvx atlas-agent", "no command atlas-agent"),
@@ -208,7 +215,7 @@ def test_shown_commands_exist(name: str) -> None:
     ],
 )
 def test_command_that_does_not_exist_is_found(line: str, trouble: str) -> None:
-    assert trouble_with(line, complete=True).partition(" (")[0] == trouble
+    assert trouble_with(line, complete=True).partition(";")[0] == trouble
 
 
 def test_every_picture_is_on_a_page() -> None:

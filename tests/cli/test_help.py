@@ -75,10 +75,11 @@ def test_command_without_arguments_shows_its_help(bare: Home) -> None:
     alone = bare.run()
     assert (alone.returncode, alone.stdout) == (0, bare.run("--help").stdout)
     group = bare.run("sessions")
-    assert group.returncode == 2 and "Usage: atlas sessions" in group.stderr
+    assert group.returncode == 2 and "usage: atlas sessions" in group.stderr
 
 
-def test_docs_show_the_help_of_every_command() -> None:
+def test_docs_show_the_help_of_every_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     page = PAGE.read_text(encoding="utf-8")
     assert set(re.findall(r'title="(atlas.*?) --help"', page)) == set(commands())
     assert filled(page) == page, "run: make texts"
@@ -141,34 +142,41 @@ def _of_server(modules: set[str], packages: tuple[str, ...]) -> list[str]:
     return [name for name in modules if name.startswith(packages) and "gateway.protocol" not in name]
 
 
-def test_help_costs_less_than_an_argument_parser(bare: Home) -> None:
+def test_help_costs_less_than_importing_typer(bare: Home) -> None:
     help = min(cpu_seconds(bare, ATLAS, "--help") for _ in range(5))
     typer = min(cpu_seconds(bare, sys.executable, "-c", "import typer.core, typer.main") for _ in range(5))
     assert help < typer, (help, typer)
 
 
 def test_shell_completion_knows_commands_and_options(bare: Home) -> None:
-    def candidates(shell: str, *words: str) -> list[str]:
-        env = {"COMP_WORDS": "\n".join(["atlas", *words]), "COMP_CWORD": str(len(words))}
-        return bare.run(_ATLAS_COMPLETE=f"complete_{shell}", **env).stdout.splitlines()
+    def candidates(*words: str) -> list[str]:
+        return bare.run("__complete", *words).stdout.splitlines()
 
-    assert candidates("bash", "ses") == ["sessions"]
-    assert candidates("bash", "sessions", "ex") == ["export"]
-    assert candidates("bash", "sessions", "list", "--a") == ["--archived"]
-    assert candidates("fish", "sessions", "expo") == ["export\tWrite a session to standard output as JSON lines."]
-    assert candidates("zsh", "doc") == ["doctor:Diagnose problems with this installation."]
-    assert candidates("bash", "sessions", "show", "") == []
+    assert candidates("doc") == ["doctor\tDiagnose problems with this installation."]
+    assert candidates("sessions", "expo") == ["export\tWrite a session to standard output as JSON lines."]
+    assert candidates("sessions", "list", "--a") == ["--archived\tList archived sessions."]
+    assert [line.partition("\t")[0] for line in candidates("--")] == [
+        "--version",
+        "--install-completion",
+        "--show-completion",
+        "--help",
+    ]
+    assert len(candidates()) == len(candidates("")) == len(COMMANDS)
+    assert candidates("sessions", "show", "") == []
 
 
 def test_bash_completes_with_the_script_of_the_command(bare: Home) -> None:
-    line = 'COMP_WORDS=(atlas sessions ren); COMP_CWORD=2; _atlas_completion atlas; echo "${COMPREPLY[@]}"'
+    lines = [
+        f'COMP_WORDS=({words}); COMP_CWORD=2; _atlas_completion atlas; echo "${{COMPREPLY[@]}}"'
+        for words in ("atlas sessions ren", 'atlas test ""')
+    ]
     done = subprocess.run(
-        ["bash", "-c", f"source <({ATLAS} completion bash); {line}"],
+        ["bash", "-c", "; ".join([f"source <({ATLAS} completion bash)", *lines])],
         env=bare.environment(PATH=f"{Path(ATLAS).parent}{os.pathsep}{os.environ['PATH']}"),
         capture_output=True,
         encoding="utf-8",
     )
-    assert (done.stdout, done.stderr) == ("rename\n", "")
+    assert (done.stdout, done.stderr) == ("rename\ncrash\n", "")
     assert bare.run("--show-completion", SHELL="/bin/zsh").stdout.startswith("#compdef atlas")
     assert bare.run("completion", "tcsh").returncode == 2
     assert bare.run("--install-completion", SHELL="/bin/bash").returncode == 0
@@ -178,7 +186,7 @@ def test_bash_completes_with_the_script_of_the_command(bare: Home) -> None:
 
 @pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
 def test_fish_completes_with_the_script_of_the_command(bare: Home) -> None:
-    lines = ("atlas sessions ren", "atlas models list --a", "atlas ask --file atlas.t")
+    lines = ("atlas sessions ren", "atlas models list --a", "atlas ask --file atlas.t", "atlas test ")
     (bare.folder / "atlas.toml").touch()
     script = "; ".join(["atlas completion fish | source", *(f'complete -C "{line}"' for line in lines)])
     done = subprocess.run(
@@ -190,7 +198,8 @@ def test_fish_completes_with_the_script_of_the_command(bare: Home) -> None:
         timeout=TIMEOUT,
     )
     found = [line.partition("\t")[0] for line in done.stdout.splitlines()]
-    assert (found, done.stderr) == (["rename", "--all", "atlas.toml"], "")
+    assert (found[:3], done.stderr) == (["rename", "--all", "atlas.toml"], "")
+    assert "crash" in found[3:]
 
 
 @pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
@@ -223,11 +232,18 @@ def test_zsh_completes_with_the_installed_script(bare: Home) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["chat", "--modle", "x"], "--model"),
-        (["sessions", "list", "--limit", "many"], "Invalid value for '--limit'"),
-        (["sessions", "list", "--limit", "501"], "Invalid value for '--limit'"),
-        (["sessions", "show"], "Missing argument 'KEY'"),
-        (["nonsense"], "No such command 'nonsense'"),
+        (["chat", "--modle", "x"], "no such option: --modle; did you mean --model?"),
+        (["sessions", "list", "--limit", "many"], "argument --limit: expected an integer with 1<=x<=500, got 'many'"),
+        (["sessions", "list", "--limit", "501"], "argument --limit: expected an integer with 1<=x<=500, got '501'"),
+        (["sessions", "list", "--limit"], "argument --limit: expected one argument"),
+        (["sessions", "show"], "missing KEY"),
+        (["sessions", "show", "a", "b"], "unexpected argument: b"),
+        (["eval", "add", "run"], "missing --to FILE"),
+        (["sesions"], "no such command: sesions; did you mean sessions?"),
+        (["nonsense"], "no such command: nonsense"),
+        (["--nonsense"], "no such option: --nonsense"),
+        (["--versoin"], "no such option: --versoin; did you mean --version?"),
+        (["--version", "chat"], "unexpected argument: chat"),
     ],
     ids=str,
 )
@@ -235,6 +251,16 @@ def test_usage_error_exits_with_code_2(bare: Home, arguments: list[str], message
     done = bare.run(*arguments)
     assert done.returncode == 2
     assert message in done.stderr
+
+
+def test_words_of_a_server_command_are_arguments_unless_they_are_options_of_ours() -> None:
+    words = ["db", "npx", "-y", "pkg", "--env", "A=1", "--network", "--verbose", "--", "run", "--", "--env"]
+    assert app.find("mcp").find("add").parse(words, "atlas mcp add") == {
+        "server": "db",
+        "command": ["npx", "-y", "pkg", "--verbose", "run", "--", "--env"],
+        "env": ["A=1"],
+        "network": True,
+    }
 
 
 def test_version_works_in_a_deleted_folder(tmp_path: Path) -> None:

@@ -63,24 +63,26 @@ class Program(cli.Group):
     """The commands in `COMMANDS`, then the commands of plugins. A plugin cannot replace a command of ours."""
 
     def listing(self) -> list[tuple[str, str]]:
-        plugins = [(name, _short_help(self.find(name))) for name in _plugin_commands()]
+        plugins = [(name, self.find(name).help.partition("\n")[0]) for name in _plugin_commands()]
         return [*((name, entry.help) for name, entry in COMMANDS.items()), *plugins]
 
     def find(self, name: str) -> Any:
         name = _ALIASES.get(name, name)
         return _load(name, COMMANDS[name]) if name in COMMANDS else _load_plugin_command(name)
 
-    def options(self) -> list[cli.Parameter]:
+    @property
+    def parameters(self) -> list[cli.Parameter]:
         return cli.Command("atlas", _root).parameters
 
     def run(self, arguments: Any, path: str) -> int:
-        if os.environ.get("_ATLAS_COMPLETE"):
+        first = arguments[0] if arguments else cli.HELP
+        if first == "__complete":  # called by the completion scripts
             from atlas_agents.cli.completion import print_candidates
 
-            return print_candidates(self)
-        if arguments and arguments[0] in ("--version", "--install-completion", "--show-completion"):
+            return print_candidates(self, arguments[1:])
+        if any(first in parameter.names for parameter in self.parameters):
             return cli.Command("atlas", _root).run(arguments, path)
-        return super().run(arguments or ["--help"], path)
+        return super().run(arguments or [first], path)
 
 
 def _root(
@@ -99,19 +101,19 @@ def _root(
     if version:
         print(f"atlas {package_version()}")
         return
-    from atlas_agents.cli.completion import install_script, print_script
+    from atlas_agents.cli.completion import completion, current_shell, install_script
 
     if install:
         install_script()
     elif show:
-        print_script()
+        completion(current_shell())
 
 
 def _load(name: str, entry: Entry) -> cli.Command | cli.Group:
     group: cli.Group = getattr(import_module(f"atlas_agents.cli.{entry.module}"), entry.group)
     if not entry.is_group:
         return group.commands[name]
-    group.name, group.help = name, entry.help
+    group.help = entry.help
     return group
 
 
@@ -153,10 +155,6 @@ def _load_plugin_command(name: str) -> Any:
     return loaded[name]
 
 
-def _short_help(command: Any) -> str:
-    return str(command.help).partition("\n")[0]
-
-
 def _as_command(name: str, target: Any) -> Any:
     """Convert a plugin's entry point to a command: a function whose parameters are options, or a Typer app."""
     typer = sys.modules.get("typer")  # a plugin that provides such an app has imported it
@@ -176,4 +174,4 @@ class _TyperCommand:
         return self._command.main([*arguments], prog_name=path)
 
 
-app = Program("atlas", "Run, use and administer LLM agents.")
+app = Program("Run, use and administer LLM agents.")

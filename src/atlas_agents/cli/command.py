@@ -1,36 +1,32 @@
-"""The command-line parser: commands from the signatures of functions, help texts, and errors as exit codes.
+"""Commands from the signatures of functions: argparse reads their options and prints their help.
 
 It imports nothing that takes long: a command that asks a running gateway costs less than importing a parser library.
 """
 
+import argparse
 import os
 import shutil
 import sys
-import textwrap
 from collections.abc import Callable, Iterable, Sequence
-from typing import Annotated, Any, TypeVar, get_args, get_origin
+from contextlib import suppress
+from math import inf
+from types import NoneType
+from typing import Annotated, Any, NoReturn, TypeVar, get_args, get_origin
 
 from atlas_agents.cli.output import describe_error, one_line
 from atlas_agents.core.errors import ConfigError
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
+HELP, HELP_TEXT = "--help", "Show this message and exit."
 Function = TypeVar("Function", bound=Callable[..., Any])
-_HELP = ("--help", "Show this message and exit.")
-_WIDEST_TERM = 30
-_WIDEST_LINE = 80
 _METAVARS: dict[Any, str] = {str: "TEXT", int: "INTEGER", float: "FLOAT"}
-
-
-class UsageError(Exception):
-    """The arguments do not fit the command."""
+_WIDEST_LINE = 80
 
 
 class Option:
     """Declares a parameter as an option. Without `names`, the name of the parameter is used."""
 
-    def __init__(
-        self, *names: str, metavar: str = "", help: str = "", min: int | None = None, max: int | None = None
-    ) -> None:
+    def __init__(self, *names: str, metavar: str = "", help: str = "", min: float = -inf, max: float = inf) -> None:
         self.names = names
         self.metavar = metavar
         self.help = help
@@ -38,12 +34,8 @@ class Option:
         self.max = max
 
 
-class Argument:
+class Argument(Option):
     """Declares a parameter as a positional argument; a list takes all remaining arguments."""
-
-    def __init__(self, *, metavar: str = "", help: str = "") -> None:
-        self.metavar = metavar
-        self.help = help
 
 
 JsonFlag = Annotated[bool, Option("--json", help="Print JSON.")]
@@ -56,96 +48,130 @@ class Parameter:
 
     def __init__(self, name: str, annotation: Any, default: Any, *, required: bool) -> None:
         annotated = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
-        kinds = [kind for kind in _union(annotated[0]) if kind is not type(None)]
+        is_union = get_origin(annotated[0]) not in (None, list)
+        kind = next(kind for kind in (get_args(annotated[0]) if is_union else annotated) if kind is not NoneType)
+        implied = Argument() if required else Option()
         self.name = name
         self.default = default
         self.required = required
-        self.many = get_origin(kinds[0]) is list
-        self.kind: Any = get_args(kinds[0])[0] if self.many else kinds[0]
-        implied = Argument() if required else Option()
-        self.info: Option | Argument = next((i for i in annotated[1:] if isinstance(i, Option | Argument)), implied)
-        self.names, self.off_names = self._option_names()
+        self.many = get_origin(kind) is list
+        self.kind: Any = get_args(kind)[0] if self.many else str if kind is Any else kind
+        self.info = next((info for info in annotated[1:] if isinstance(info, Option)), implied)
+        self.is_option = not isinstance(self.info, Argument)
+        self.can_be_off = self.is_option and self.kind is bool and not self.info.names
+        self.names = self._names()
 
-    def _option_names(self) -> tuple[list[str], list[str]]:
-        if isinstance(self.info, Argument):
-            return [], []
-        long = self.name.strip("_").replace("_", "-")
-        if not self.info.names:
-            return [f"--{long}"], [f"--no-{long}"] if self.kind is bool else []
-        return sorted(self.info.names, key=lambda name: name.startswith("--")), []
-
-    @property
-    def is_option(self) -> bool:
-        return isinstance(self.info, Option)
-
-    @property
-    def is_flag(self) -> bool:
-        return self.is_option and self.kind is bool
+    def _names(self) -> list[str]:
+        """Return the names of an option, the short one first."""
+        name = self.name.strip("_").replace("_", "-")
+        if not self.is_option or self.info.names:
+            return sorted(self.info.names, key=len)
+        return [f"--{name}", f"--no-{name}"] if self.can_be_off else [f"--{name}"]
 
     @property
     def metavar(self) -> str:
-        return self.info.metavar or (_METAVARS.get(self.kind, "TEXT") if self.is_option else self.name.upper())
-
-    @property
-    def usage(self) -> str:
-        """Positional argument as usage lines show it."""
-        shown = f"{self.metavar}..." if self.many else self.metavar
+        """The value of an option, or a positional argument as usage lines show it."""
+        if self.is_option:
+            return self.info.metavar or _METAVARS.get(self.kind, "TEXT")
+        shown = (self.info.metavar or self.name.upper()) + "..." * self.many
         return shown if self.required else f"[{shown}]"
 
     @property
     def term(self) -> str:
-        """Names of an option as the help shows them."""
-        if not self.is_option:
-            return self.usage
-        names = ", ".join(self.names)
-        if self.is_flag:
-            return " / ".join([names, *([", ".join(self.off_names)] if self.off_names else [])])
-        return f"{names} {self.metavar}"
-
-    @property
-    def description(self) -> str:
-        extra: list[str] = []
-        if self.is_flag and self.off_names and self.default is not None:
-            extra.append(f"default: {(self.names if self.default else self.off_names)[-1].lstrip('-')}")
-        elif self.default not in (None, "") and not self.is_flag:
-            extra.append(f"default: {self.default}")
-        if self.bounds:
-            extra.append(self.bounds)
-        if self.required:
-            extra.append("required")
-        return f"{self.info.help}  [{'; '.join(extra)}]" if extra else self.info.help
+        """`-s, --session KEY`, or `KEY`."""
+        return f"{', '.join(self.names)} {self.metavar}".strip()
 
     @property
     def bounds(self) -> str:
-        """The range of a number: `1<=x<=500`."""
-        if not isinstance(self.info, Option) or (self.info.min is None and self.info.max is None):
-            return ""
-        if self.info.min is not None and self.info.max is not None:
-            return f"{self.info.min}<=x<={self.info.max}"
-        return f"x<={self.info.max}" if self.info.min is None else f"x>={self.info.min}"
+        """The range of a number: `1<=x<=500` or `x>=1`."""
+        low, high = self.info.min, self.info.max
+        if high == inf:
+            return "" if low == -inf else f"x>={low}"
+        return f"x<={high}" if low == -inf else f"{low}<=x<={high}"
 
     @property
-    def hint(self) -> str:
-        return f"'{' / '.join(self.names)}'" if self.is_option else f"'{self.metavar}'"
+    def help(self) -> str:
+        """Help text, with the default and the range."""
+        default = self.default
+        if self.kind is bool and default is not None:
+            default = self.names[not default].removeprefix("--") if self.can_be_off else None
+        notes = [f"default: {default}"] if default not in (None, "") else []
+        notes += [note for note in (self.bounds, "required" * self.required) if note]
+        return f"{self.info.help}  [{'; '.join(notes)}]" if notes else self.info.help
+
+    def add_to(self, parser: argparse.ArgumentParser) -> None:
+        """Declare the parameter to argparse."""
+        help = self.help.replace("%", "%%")
+        if not self.is_option:
+            parser.add_argument(self.name, metavar=self.metavar, help=help)
+        elif self.can_be_off:
+            parser.add_argument(self.names[0], dest=self.name, action=argparse.BooleanOptionalAction, help=help)
+        elif self.kind is bool:
+            parser.add_argument(*self.names, dest=self.name, action="store_true", help=help)
+        else:
+            action = "append" if self.many else "store"
+            parser.add_argument(
+                *self.names, dest=self.name, action=action, type=self.convert, metavar=self.metavar, help=help
+            )
 
     def convert(self, text: str) -> Any:
-        if self.kind in (str, Any):
-            return text
-        try:
+        """Convert a value to the type of the parameter, and check its range."""
+        with suppress(ValueError):
             value = self.kind(text)
-        except ValueError:
-            value = None
-        low, high = (self.info.min, self.info.max) if isinstance(self.info, Option) else (None, None)
-        if value is None or (low is not None and value < low) or (high is not None and value > high):
-            expected = {int: "an integer", float: "a number"}.get(self.kind, f"a valid {self.kind.__name__}")
-            within = f" with {self.bounds}" if self.bounds else ""
-            raise UsageError(f"Invalid value for {self.hint}: expected {expected}{within}, got {text!r}.")
-        return value
+            if not isinstance(value, int | float) or self.info.min <= value <= self.info.max:
+                return value
+        expected = {int: "an integer", float: "a number"}.get(self.kind, f"a valid {self.kind.__name__}")
+        within = f" with {self.bounds}" if self.bounds else ""
+        raise argparse.ArgumentTypeError(f"expected {expected}{within}, got {text!r}")
 
 
-def _union(annotation: Any) -> Sequence[Any]:
-    """Return the members of `str | None`, or a type alone."""
-    return get_args(annotation) if get_origin(annotation) not in (None, list) else (annotation,)
+class Parser(argparse.ArgumentParser):
+    """Reads the options of a command and prints help. An error is one line below the usage, and exits with code 2."""
+
+    def __init__(self, path: str, arguments: str, parameters: Sequence[Parameter], description: str = "") -> None:
+        super().__init__(
+            prog=path,
+            usage=f"%(prog)s [OPTIONS] {arguments}".rstrip(),
+            description=description,
+            formatter_class=_HelpFormatter,
+            argument_default=argparse.SUPPRESS,
+            add_help=False,
+            allow_abbrev=False,
+        )
+        self.color = False  # Python 3.14 colors errors in a file if standard output is a terminal
+        self.names = [HELP, *(name for parameter in parameters for name in parameter.names)]
+        for parameter in parameters:
+            parameter.add_to(self)
+        self.add_argument(HELP, action="help", help=HELP_TEXT)
+
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        self.exit(EXIT_USAGE, f"Try '{self.prog} --help' for help.\n\nError: {one_line(message, 600)}\n")
+
+    def reject(self, kind: str, word: str, known: Iterable[str]) -> NoReturn:
+        """Exit because of an unknown option or command, and suggest similar ones."""
+        import difflib
+
+        close = difflib.get_close_matches(word, known)
+        hint = f"; did you mean {' or '.join(sorted(close))}?" if close else ""
+        self.error(f"no such {kind}: {word}{hint}")
+
+
+class _HelpFormatter(argparse.HelpFormatter):
+    """Help of at most 80 columns with paragraphs. Every version of Python shows options as `-s, --session KEY`."""
+
+    def __init__(self, prog: str) -> None:
+        width = min(shutil.get_terminal_size().columns, _WIDEST_LINE) - 2
+        super().__init__(prog, max_help_position=34, width=width)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        fill = super()._fill_text
+        return "\n\n".join(fill(paragraph, width, indent) for paragraph in text.split("\n\n"))
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if not action.option_strings or action.nargs == 0:
+            return super()._format_action_invocation(action)
+        return f"{', '.join(action.option_strings)} {action.metavar}"
 
 
 class Command:
@@ -158,186 +184,123 @@ class Command:
 
     @property
     def help(self) -> str:
-        first, _, rest = (self.callback.__doc__ or "").partition("\n")
-        return f"{first}\n{textwrap.dedent(rest)}".strip()
+        return (self.callback.__doc__ or "").strip()
 
     @property
     def parameters(self) -> list[Parameter]:
         function: Any = self.callback
-        code = function.__code__
+        code, given = function.__code__, function.__defaults__ or ()
         names: Sequence[str] = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-        defaults: dict[str, Any] = dict(function.__kwdefaults__ or {})
-        given = function.__defaults__ or ()
-        defaults |= zip(names[code.co_argcount - len(given) : code.co_argcount], given, strict=True)
+        defaults = dict(zip(names[code.co_argcount - len(given) :], given, strict=False))
+        defaults |= function.__kwdefaults__ or {}
         hints = function.__annotations__
         return [
             Parameter(name, hints.get(name, str), defaults.get(name), required=name not in defaults) for name in names
         ]
 
-    def parse(self, arguments: Sequence[str]) -> dict[str, Any]:
-        """Return the values of the parameters; raises UsageError."""
-        return _Parsing(self).run(arguments)
+    def parse(self, arguments: Sequence[str], path: str) -> dict[str, Any]:
+        """Return the given parameters by name. Exits with code 2 and a message if they do not fit the command.
+
+        argparse reads the options and leaves the other words in their order: they are the arguments.
+        """
+        parameters = self.parameters
+        parser = Parser(path, self._usage, [parameter for parameter in parameters if parameter.is_option])
+        before, after = _split(arguments)
+        options, words = parser.parse_known_args(before)
+        unknown = next((name for word in words if _is_option(name := word.partition("=")[0])), None)
+        if unknown and not self.unknown_options_are_arguments:
+            parser.reject("option", unknown, parser.names)
+        values = vars(options) | _assign(words + after, parameters, parser)
+        for parameter in parameters:
+            if parameter.required and parameter.name not in values:
+                parser.error(f"missing {parameter.term}")
+        return values
 
     def run(self, arguments: Sequence[str], path: str) -> int:
-        if "--help" in arguments[: [*arguments, "--"].index("--")]:
+        if HELP in _split(arguments)[0]:
             return _print_help(self.help_text(path))
-        try:
-            options = self.parse(arguments)
-        except UsageError as error:
-            return print_usage_error(error, path, self.usage(path))
-        return _run(lambda: self.callback(**options))
+        values = self.parse(arguments, path)
+        return _run(lambda: self.callback(**values))
 
-    def usage(self, path: str, width: int = _WIDEST_LINE) -> str:
-        pieces = ["[OPTIONS]", *(each.usage for each in self.parameters if not each.is_option)]
-        return _usage(path, " ".join(pieces), width)
+    def help_text(self, path: str) -> str:
+        return Parser(path, self._usage, self.parameters, self.help).format_help()
 
-    def help_text(self, path: str, width: int | None = None) -> str:
-        width = width or _line_width()
-        parameters = self.parameters
-        arguments = [(each.term, each.description) for each in parameters if not each.is_option]
-        options = [(each.term, each.description) for each in parameters if each.is_option]
-        sections = [self.usage(path, width), *([_paragraphs(self.help, width)] if self.help else [])]
-        if arguments:
-            sections.append(_definitions("Arguments", arguments, width))
-        return "\n\n".join([*sections, _definitions("Options", [*options, _HELP], width)])
+    @property
+    def _usage(self) -> str:
+        return " ".join(parameter.metavar for parameter in self.parameters if not parameter.is_option)
 
 
-class _Parsing:
-    """One run of the parser over the arguments of a command."""
+def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the arguments before and after `--`, which ends the options."""
+    end = [*arguments, "--"].index("--")
+    return [*arguments[:end]], [*arguments[end + 1 :]]
 
-    def __init__(self, command: Command) -> None:
-        self._parameters = command.parameters
-        self._lenient = command.unknown_options_are_arguments
-        self._options = {name: (each, True) for each in self._parameters for name in each.names}
-        self._options |= {name: (each, False) for each in self._parameters for name in each.off_names}
-        self._values: dict[str, Any] = {}
-        self._positional: list[str] = []
 
-    def run(self, arguments: Sequence[str]) -> dict[str, Any]:
-        rest = [*arguments]
-        while rest:
-            word = rest.pop(0)
-            if word == "--":
-                self._positional += rest
-                break
-            if word.startswith("--"):
-                self._long(word, rest)
-            elif word.startswith("-") and len(word) > 1:
-                self._short(word, rest)
-            else:
-                self._positional.append(word)
-        self._assign_arguments()
-        return {each.name: self._value(each) for each in self._parameters}
+def _is_option(word: str) -> bool:
+    return word.startswith("-") and len(word) > 1 and " " not in word
 
-    def _long(self, word: str, rest: list[str]) -> None:
-        name, equals, value = word.partition("=")
-        if name not in self._options:
-            self._unknown(name, word)
-        elif self._options[name][0].is_flag:
-            if equals:
-                raise UsageError(f"Option '{name}' does not take a value.")
-            self._set(name)
-        else:
-            self._set(name, value if equals else self._next(name, rest))
 
-    def _short(self, word: str, rest: list[str]) -> None:
-        letters = word[1:]
-        while letters:
-            name, letters = f"-{letters[0]}", letters[1:]
-            if name not in self._options:
-                self._unknown(name, word)
-                return
-            if self._options[name][0].is_flag:
-                self._set(name)
-            else:
-                self._set(name, letters.removeprefix("=") or self._next(name, rest))
-                return
-
-    def _set(self, name: str, text: str = "") -> None:
-        parameter, on = self._options[name]
-        if parameter.is_flag:
-            self._values[parameter.name] = on
-        elif parameter.many:
-            self._values.setdefault(parameter.name, []).append(parameter.convert(text))
-        else:
-            self._values[parameter.name] = parameter.convert(text)
-
-    def _unknown(self, name: str, word: str) -> None:
-        if self._lenient:
-            self._positional.append(word)
-            return
-        raise UsageError(f"No such option: {name}{_suggestion(name, [*self._options, '--help'])}")
-
-    @staticmethod
-    def _next(name: str, rest: list[str]) -> str:
-        if not rest:
-            raise UsageError(f"Option '{name}' requires an argument.")
-        return rest.pop(0)
-
-    def _assign_arguments(self) -> None:
-        waiting = [*self._positional]
-        for each in self._parameters:
-            if each.is_option or not waiting:
-                continue
-            taken, waiting = (waiting, []) if each.many else (waiting[:1], waiting[1:])
-            converted = [each.convert(text) for text in taken]
-            self._values[each.name] = converted if each.many else converted[0]
-        if waiting:
-            plural = "s" if len(waiting) > 1 else ""
-            raise UsageError(f"Got unexpected extra argument{plural} ({' '.join(waiting)})")
-
-    def _value(self, parameter: Parameter) -> Any:
-        if parameter.name in self._values:
-            return self._values[parameter.name]
-        if parameter.required:
-            raise UsageError(f"Missing {'option' if parameter.is_option else 'argument'} {parameter.hint}.")
-        return [] if parameter.many and parameter.default is None else parameter.default
+def _assign(words: list[str], parameters: Iterable[Parameter], parser: Parser) -> dict[str, Any]:
+    """Return the values of the positional arguments that are given."""
+    values: dict[str, Any] = {}
+    for parameter in parameters:
+        if words and not parameter.is_option:
+            taken, words = (words, []) if parameter.many else (words[:1], words[1:])
+            try:
+                converted = [parameter.convert(word) for word in taken]
+            except argparse.ArgumentTypeError as error:
+                parser.error(f"argument {parameter.metavar}: {error}")
+            values[parameter.name] = converted if parameter.many else converted[0]
+    if words:
+        parser.error(f"unexpected argument{'s' if len(words) > 1 else ''}: {' '.join(words)}")
+    return values
 
 
 class Group:
     """Commands under a name. `default` is the command that runs if none is named."""
 
-    def __init__(self, name: str = "", help: str = "", default: str = "") -> None:
-        self.name = name
+    def __init__(self, help: str = "", default: str = "") -> None:
         self.help = help
         self.default = default
         self.commands: dict[str, Command] = {}
 
     def listing(self) -> "list[tuple[str, str]]":
         """Return the name and the first line of the help of each command."""
-        return [(name, each.help.partition("\n")[0]) for name, each in self.commands.items()]
+        return [(name, command.help.partition("\n")[0]) for name, command in self.commands.items()]
 
     def find(self, name: str) -> "Command | Group | None":
         return self.commands.get(name)
 
-    def options(self) -> list[Parameter]:
-        """Return the options of the group itself."""
+    @property
+    def parameters(self) -> list[Parameter]:
+        """The options of the group itself."""
         return []
 
     def run(self, arguments: Sequence[str], path: str) -> int:
-        if self.default and arguments != ["--help"] and not (arguments and not arguments[0].startswith("-")):
+        if self.default and arguments != [HELP] and not (arguments and not arguments[0].startswith("-")):
             return self.commands[self.default].run(arguments, path)
         if not arguments:
-            print(self.help_text(path), file=sys.stderr)
+            print(self.help_text(path), end="", file=sys.stderr)
             return EXIT_USAGE
-        word, rest = arguments[0], arguments[1:]
-        if word == "--help":
+        word, parser = arguments[0], self._parser(path)
+        if word == HELP:
             return _print_help(self.help_text(path))
-        usage = _usage(path, "[OPTIONS] COMMAND [ARGS]...", _WIDEST_LINE)
         if word.startswith("-"):
-            return print_usage_error(UsageError(f"No such option: {word}"), path, usage)
-        found = self.find(word)
-        if found is None:
-            names = [name for name, _ in self.listing()]
-            return print_usage_error(UsageError(f"No such command '{word}'.{_suggestion(word, names)}"), path, usage)
-        return found.run(rest, f"{path} {word}")
+            parser.reject("option", word, parser.names)
+        command = self.find(word)
+        if command is None:
+            parser.reject("command", word, [name for name, _ in self.listing()])
+        return command.run(arguments[1:], f"{path} {word}")
 
-    def help_text(self, path: str, width: int | None = None) -> str:
-        width = width or _line_width()
-        options = [*((each.term, each.description) for each in self.options()), _HELP]
-        sections = [_usage(path, "[OPTIONS] COMMAND [ARGS]...", width), _paragraphs(self.help, width)]
-        sections += [_definitions("Options", options, width), _definitions("Commands", self.listing(), width)]
-        return "\n\n".join(sections)
+    def help_text(self, path: str) -> str:
+        parser = self._parser(path)
+        commands = parser.add_argument_group("commands")
+        for name, help in self.listing():
+            commands.add_argument(name, help=help.replace("%", "%%"))
+        return parser.format_help()
+
+    def _parser(self, path: str) -> Parser:
+        return Parser(path, "COMMAND [ARGS]...", self.parameters, self.help)
 
 
 def command(group: Group, name: str | None = None, **settings: bool) -> Callable[[Function], Function]:
@@ -349,55 +312,6 @@ def command(group: Group, name: str | None = None, **settings: bool) -> Callable
         return function
 
     return register
-
-
-# Help texts
-
-
-def _line_width() -> int:
-    return max(min(shutil.get_terminal_size().columns, _WIDEST_LINE) - 2, 50)
-
-
-def _usage(path: str, arguments: str, width: int) -> str:
-    start = f"Usage: {path} "
-    return textwrap.fill(arguments, width, initial_indent=start, subsequent_indent=" " * len(start))
-
-
-def _paragraphs(text: str, width: int) -> str:
-    filled = [
-        textwrap.fill(" ".join(paragraph.split()), width, initial_indent="  ", subsequent_indent="  ")
-        for paragraph in text.split("\n\n")
-    ]
-    return "\n\n".join(filled)
-
-
-def _definitions(title: str, rows: Iterable[tuple[str, str]], width: int) -> str:
-    """Lay out terms and descriptions in two columns under a title."""
-    rows = [*rows]
-    column = min(max(len(term) for term, _ in rows), _WIDEST_TERM) + 2
-    lines = [f"{title}:"]
-    for term, description in rows:
-        wrapped = textwrap.wrap(description, max(width - column - 2, 10), replace_whitespace=False) or [""]
-        if len(term) > column - 2:
-            lines.append(f"  {term}")
-        else:
-            lines.append(f"  {term:<{column}}{wrapped.pop(0)}".rstrip())
-        lines += [f"  {'':<{column}}{line}" for line in wrapped]
-    return "\n".join(lines)
-
-
-def _suggestion(word: str, known: Iterable[str]) -> str:
-    import difflib
-
-    close = difflib.get_close_matches(word, known)
-    if len(close) == 1:
-        return f" Did you mean {close[0]}?"
-    return f" (Possible options: {', '.join(sorted(close))})" if close else ""
-
-
-def print_usage_error(error: UsageError, path: str, usage: str) -> int:
-    print(f"{usage}\nTry '{path} --help' for help.\n\nError: {one_line(str(error), 600)}", file=sys.stderr, flush=True)
-    return EXIT_USAGE
 
 
 # Running
@@ -429,7 +343,7 @@ def _run(function: Callable[[], Any]) -> int:
 
 def _print_help(text: str) -> int:
     try:
-        print(text, flush=True)
+        print(text, end="", flush=True)
     except BrokenPipeError:
         _discard_output()
     return EXIT_OK

@@ -32,8 +32,8 @@ _MAX_SHOWN = 20
 class _FileCommand(cli.Command):
     """`atlas eval FILE`, which is short for `atlas eval run FILE`."""
 
-    def parse(self, arguments: Sequence[str]) -> dict[str, Any]:
-        return super().parse([self.name, *arguments])
+    def parse(self, arguments: Sequence[str], path: str) -> dict[str, Any]:
+        return super().parse([self.name, *arguments], path)
 
 
 class _EvalGroup(cli.Group):
