@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,7 +15,7 @@ from checks import TIMEOUT
 from model_server import ModelRequest, Reply
 
 pytestmark = pytest.mark.slow
-SANDBOXES = ("bubblewrap", "landlock", "wasm")[: 3 if sys.version_info >= (3, 12) else 2]
+SANDBOXES = ("bubblewrap", "landlock")
 SECRET = "canary-4711"
 TOKENS = {name: f"{name}-0123456789-abcdefghijklmnop" for name in ("alice", "bob")}
 
@@ -71,7 +70,7 @@ async def test_file_tools_reach_only_the_files_of_the_calling_user(tmp_path: Pat
         assert (alice / "notes.txt").read_text() == SECRET
 
 
-@pytest.mark.parametrize("sandbox", SANDBOXES[:2])
+@pytest.mark.parametrize("sandbox", SANDBOXES)
 async def test_commands_reach_only_the_files_of_the_calling_user(sandbox: str, tmp_path: Path) -> None:
     async with gateway_of_two_users(tmp_path / "home", sandbox=sandbox) as gateway:
         alice = gateway.home / "users" / "alice"

@@ -445,7 +445,6 @@ async def test_server_does_not_start_without_a_sandbox_unless_the_entry_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("atlas_agents.builtin_tools.sandbox._PROBES", {})
-    monkeypatch.setattr("atlas_agents.builtin_tools.sandbox._working", {})
     write_server(tmp_path, "tools/server.py")
     servers = load_servers(write_config(tmp_path, s=python_entry("tools/server.py")))
     with pytest.raises(Transient, match='"sandbox": false'):

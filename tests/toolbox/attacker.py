@@ -21,11 +21,7 @@ import msgspec
 from code_harness import SANDBOXES
 
 from atlas_agents.builtin_tools import sandbox as sandboxes
-from atlas_agents.builtin_tools.code.tool import CodeInterpreter
 from atlas_agents.builtin_tools.sandbox.process import ProcessIO, SandboxCommand, SandboxLimits
-from atlas_agents.core.messages import Conversation
-from atlas_agents.core.metadata import Metadata
-from atlas_agents.tools.context import ToolContext
 
 _UNPRIVILEGED_ID = 65534
 USERS = ("root", "unprivileged") if os.geteuid() == 0 else ("unprivileged",)
@@ -221,8 +217,6 @@ def _import_path() -> list[str]:
 async def _run_here(
     kind: str, folder: str, programs: str, source: str, limits: dict[str, Any], protected: dict[str, list[str]]
 ) -> dict[str, Any]:
-    if kind == "wasm":
-        return await _run_wasm(Path(folder), source)
     sandbox = await sandboxes.choose(msgspec.convert(kind, sandboxes.SandboxKind))
     installed = [Path(path) for path in {sys.prefix, sys.base_prefix} if not path.startswith("/usr")]
     paths: dict[str, Any] = {option: tuple(Path(folder, name) for name in names) for option, names in protected.items()}
@@ -236,25 +230,6 @@ async def _run_here(
     )
     result = await sandbox.run(command, ProcessIO(merge=True))
     return {"output": result.stdout.text, "stopped_by": result.stopped_by, "exit_code": result.exit_code}
-
-
-async def _run_wasm(folder: Path, source: str) -> dict[str, Any]:
-    interpreter = CodeInterpreter(folder, sandbox="wasm")
-    context = ToolContext(
-        conversation=Conversation(id="chat"),
-        agent=None,
-        run_id="run",
-        call_id="call",
-        tenant_id="default",
-        metadata=Metadata(),
-        report=lambda text: None,
-        note=lambda key, value: None,
-    )
-    try:
-        result = await interpreter.run(source, context)
-        return {"output": result.get("stdout", "") + result.get("error", ""), "stopped_by": None}
-    finally:
-        await interpreter.close()
 
 
 if __name__ == "__main__":

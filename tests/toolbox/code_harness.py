@@ -4,7 +4,6 @@ import fcntl
 import json
 import secrets
 import socket
-import sys
 import threading
 from contextlib import suppress
 from importlib.util import find_spec
@@ -19,8 +18,8 @@ from atlas_agents.core.messages import Conversation
 from atlas_agents.core.metadata import Metadata
 from atlas_agents.tools.context import ToolContext
 
-SANDBOXES: tuple[str, ...] = ("bubblewrap", "landlock", "wasm")[: 3 if sys.version_info >= (3, 12) else 2]
-"""All sandboxes must work where the tests run; WebAssembly needs Python 3.12."""
+SANDBOXES = ("bubblewrap", "landlock")
+"""Both must work where the tests run."""
 assert find_spec("sandlock"), "the sandbox tests require sandlock: install the dev dependency group"
 
 

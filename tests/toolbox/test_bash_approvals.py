@@ -16,6 +16,7 @@ from calling_tools import Person, call
 
 from atlas_agents import Actor, Answer, Approvals, Atlas, ConfigError, Policy, Question, Tool, ToolResult, Verdict
 from atlas_agents.builtin_tools.bash import bash_tool
+from atlas_agents.builtin_tools.sandbox import SandboxKind
 from atlas_agents.storage.sqlite import MemoryStore
 from atlas_agents.testing import Scripted, VirtualClock, calls, in_memory_atlas, says
 from atlas_agents.tools.commands import WILDCARD_PROGRAMS
@@ -374,17 +375,17 @@ async def test_long_command_does_not_hide_the_sandbox_line(tmp_path: Path) -> No
     assert UNCONFINED in person.questions[0].preview and "not shown" in person.questions[0].preview
 
 
-async def test_without_a_sandbox_the_preview_says_so_and_rules_do_not_apply(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kind", ["auto", "bubblewrap"])
+async def test_command_does_not_run_without_a_sandbox_even_if_a_rule_allows_it(
+    kind: SandboxKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("atlas_agents.builtin_tools.sandbox._PROBES", {})
-    monkeypatch.setattr("atlas_agents.builtin_tools.sandbox._working", {})
     person = Person()
-    result = await call([bash_tool(tmp_path)], "bash", person, ECHO, command="echo hello")
-    assert person.questions[0].preview.startswith(UNCONFINED)
-    assert result.status == "ok"
-    result = await call([bash_tool(tmp_path, sandbox="bubblewrap")], "bash", person, ECHO, command="echo hello")
-    assert result.status == "error" and len(person.questions) == 1  # never weaker than requested
+    for arguments in ({"command": "echo hello > made"}, {"argv": ["echo", "hello"]}):
+        result = await call([bash_tool(tmp_path, sandbox=kind)], "bash", person, ECHO, **arguments)
+        assert (result.status, person.questions) == ("error", [])
+        assert "no sandbox available: bubblewrap and Landlock need Linux" in str(result.result)
+    assert not (tmp_path / "made").exists()
 
 
 # What an approval covers (S23, S26)

@@ -3,9 +3,7 @@
 import asyncio
 import base64
 import json
-import stat
 import sys
-import tempfile
 import venv
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -17,7 +15,6 @@ from code_harness import SANDBOXES, SandboxHarness, is_unlocked
 
 from atlas_agents import Approvals, MemoryAudit, Question
 from atlas_agents.builtin_tools import sandbox as sandboxes
-from atlas_agents.builtin_tools.code import interpreter as python_code
 from atlas_agents.builtin_tools.code.tool import CodeInterpreter, SandboxKind, code_tool
 from atlas_agents.core.errors import SandboxUnavailable
 from atlas_agents.storage.sqlite import MemoryStore
@@ -158,7 +155,6 @@ async def test_code_does_not_run_without_a_sandbox(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(sandboxes, "_working", {})
     monkeypatch.setattr(sandboxes, "_PROBES", {"bubblewrap": missing})
-    monkeypatch.setattr("atlas_agents.builtin_tools.code.interpreter.is_wasm_installed", lambda: False)
     harness = SandboxHarness("auto", tmp_path)
     result = await harness.run("open('made', 'w')")
     assert result["fault"] == "no sandbox available: not installed; install it"
@@ -231,19 +227,3 @@ async def test_permanent_approval_does_not_cover_code_without_a_sandbox(tmp_path
         atlas = in_memory_atlas(model, [code_tool(interpreter)], approve=Approvals(person), store=store)
         await atlas.ask("go")
     assert len(person.questions) == 2
-
-
-def test_compiled_runtime_is_not_read_from_a_folder_that_others_can_write(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """WebAssembly runtimes load compiled code from the temporary folder, in which every user can create files."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    find: Any = getattr(python_code, "_private_temporary_folder")  # noqa: B009
-    find.cache_clear()
-    private = Path(find())
-    assert private.parent == tmp_path and stat.S_IMODE(private.stat().st_mode) == 0o700
-    private.chmod(0o777)
-    find.cache_clear()
-    other = Path(find())
-    assert other != private and stat.S_IMODE(other.stat().st_mode) == 0o700
-    find.cache_clear()

@@ -113,8 +113,6 @@ INSIDE = {
     *("the workspace", "the session beside it"),
 }
 """Attempts that may succeed, because they only reach the sandbox's own processes, network and /tmp."""
-if sys.version_info >= (3, 12):  # WebAssembly only pretends to do it
-    INSIDE |= {"a name server", "a setuid bit by chmod", "a setuid bit at creation"}
 
 
 @pytest.fixture(params=SANDBOXES)

@@ -28,14 +28,6 @@ def arena(request: pytest.FixtureRequest) -> Iterator[Arena]:
     made.close()
 
 
-@pytest.fixture(params=[backend for backend in BACKENDS if not backend.startswith("wasm")])
-def process_arena(request: pytest.FixtureRequest) -> Iterator[Arena]:
-    """For what only real processes can do, not Python in WebAssembly."""
-    made = Arena(request.param)
-    yield made
-    made.close()
-
-
 _EVERY_SOCKET = """
 import socket
 ADDRESSES = [("127.0.0.1", TCP), ("127.0.0.1", UDP), ("::1", TCP), ROOT + "/unix", ROOT + "/unix-datagrams", (2, TCP)]
@@ -112,9 +104,8 @@ async def disprove_no_network(arena: Arena) -> None:
         assert {protocol for _, _, protocol in created} <= {0, 1, 6, 17, 58}
     else:
         assert created == [] or str(created).startswith("error")
-    assert _successes(found) <= ({"a pair of another family"} if arena.kind == "wasm" else set())
-    if arena.kind != "wasm":
-        assert [kind for _, kind in descriptors if kind in (stat.S_IFSOCK, stat.S_IFDIR, stat.S_IFREG)] == []
+    assert _successes(found) == set()
+    assert [kind for _, kind in descriptors if kind in (stat.S_IFSOCK, stat.S_IFDIR, stat.S_IFREG)] == []
 
 
 _READABLE = "fd = os.open(PROGRAM, os.O_RDONLY); "
@@ -203,18 +194,15 @@ CHANGING = {
 
 async def disprove_can_write_only_to_its_folder(arena: Arena) -> None:
     """Try to change the content, names and metadata of files elsewhere, and the system."""
-    if arena.kind != "wasm":
-        for path in (arena.key, arena.program):
-            os.setxattr(path, "user.kept", b"1")
+    for path in (arena.key, arena.program):
+        os.setxattr(path, "user.kept", b"1")
     before = _outside(arena)
     attempts = {**CHANGING_METADATA, **CHANGING}
     found = await arena.attempt({name: f"TARGET = KEY\n{code}" for name, code in attempts.items()})
     assert _outside(arena) == before
     own_root = {"touch", "chmod of the folder around", *(name for name in CHANGING if name.startswith("a f"))}
     own_root |= {"a folder", "a link"}  # of the same name, in the sandbox's own /tmp
-    pretended = {name for name in attempts if "set-user-ID" in name or "chmod" in name} | {"utime", "utime to now"}
-    harmless = {"bubblewrap": own_root, "wasm": pretended | own_root}.get(arena.kind, set[str]())
-    assert _successes(found) <= harmless
+    assert _successes(found) <= (own_root if arena.kind == "bubblewrap" else set())
 
 
 def _outside(arena: Arena) -> list[object]:
@@ -250,8 +238,8 @@ result = [info.st_mode & 0o777, int(info.st_mtime), os.stat('folder/inner').st_m
 """
 
 
-async def test_metadata_of_own_files_can_be_changed(process_arena: Arena) -> None:
-    assert (await process_arena.attempt({"own": _OWN_FILES}))["own"] == [0o600, 6, 0o755]
+async def test_metadata_of_own_files_can_be_changed(arena: Arena) -> None:
+    assert (await arena.attempt({"own": _OWN_FILES}))["own"] == [0o600, 6, 0o755]
 
 
 PROTECTED = {"masked": ["project/.ssh", ".ssh", "project/.env"], "read_only": ["project/.git", ".git", "AGENTS.md"]}
@@ -350,12 +338,12 @@ def _put_protected(arena: Arena) -> None:
             path.chmod(0o500)
 
 
-async def test_protected_paths_cannot_be_moved_replaced_or_added_to(process_arena: Arena) -> None:
-    _put_protected(process_arena)
+async def test_protected_paths_cannot_be_moved_replaced_or_added_to(arena: Arena) -> None:
+    _put_protected(arena)
     attempts = {**CHANGING_PROTECTED, "a path that changes after it was checked": _RACE}
-    found = await process_arena.attempt(attempts, protected=PROTECTED)
-    assert process_arena.canary not in str(found)
-    root = process_arena.workspace
+    found = await arena.attempt(attempts, protected=PROTECTED)
+    assert arena.canary not in str(found)
+    root = arena.workspace
     project = root / ("moved" if (root / "moved").exists() else "project")  # with its mounts, in bubblewrap
     for folder in (root, project):
         assert sorted(str(path.relative_to(folder)) for path in (folder / ".git").rglob("*")) == [
@@ -363,7 +351,7 @@ async def test_protected_paths_cannot_be_moved_replaced_or_added_to(process_aren
             ".git/hooks",
         ]
         assert (folder / ".git/config").read_text() == "before"
-        assert (folder / ".ssh/k").read_text() == process_arena.canary
+        assert (folder / ".ssh/k").read_text() == arena.canary
     assert (root / "AGENTS.md").read_text() == "before"
     assert _successes(found) <= {"a path that changes after it was checked"}
 
@@ -397,9 +385,9 @@ result = [sorted(os.listdir(".")), open("one").read(), modes, errors]
 """
 
 
-async def test_names_can_be_changed_beside_protected_ones(process_arena: Arena) -> None:
-    _put_protected(process_arena)
-    found: Any = (await process_arena.attempt({"own": _NAMES}, protected=PROTECTED))["own"]
+async def test_names_can_be_changed_beside_protected_ones(arena: Arena) -> None:
+    _put_protected(arena)
+    found: Any = (await arena.attempt({"own": _NAMES}, protected=PROTECTED))["own"]
     names, content, modes, errors = cast(list[Any], found) if isinstance(found, list) else pytest.fail(found)
     assert names == [".git", ".ssh", "AGENTS.md", "a", "one", "project", "theirs", "three"]
     assert content == "1\0\0\0\0"
@@ -537,7 +525,7 @@ async def test_claim_of_the_approval_request_holds(arena: Arena, claim: str) -> 
 _DEEP = "1/2/3/4/5/6/7"
 
 
-@pytest.mark.parametrize("kind", [kind for kind in SANDBOXES if kind != "wasm"])
+@pytest.mark.parametrize("kind", SANDBOXES)
 async def test_keys_and_repositories_that_a_command_moved_away_stay_protected(
     kind: SandboxKind, tmp_path: Path
 ) -> None:
@@ -555,7 +543,7 @@ async def test_keys_and_repositories_that_a_command_moved_away_stay_protected(
     assert "evil" not in {name for _, _, names in os.walk(tmp_path) for name in names}
 
 
-@pytest.mark.parametrize("kind", [kind for kind in SANDBOXES if kind != "wasm"])
+@pytest.mark.parametrize("kind", SANDBOXES)
 async def test_protected_link_stays_or_its_replacement_is_reported(kind: SandboxKind, tmp_path: Path) -> None:
     outside = tmp_path / "repository"
     workspace = tmp_path / "work"
@@ -585,8 +573,7 @@ async def test_folder_with_too_many_files_is_refused(tmp_path: Path, monkeypatch
 async def test_approval_request_makes_exactly_the_claims_that_are_tested(kind: SandboxKind, tmp_path: Path) -> None:
     person = Person(False)
     await call([code_tool(CodeInterpreter(tmp_path, sandbox=kind))], "code_interpreter", person, code="1")
-    if kind != "wasm":
-        await call([bash_tool(tmp_path, sandbox=kind)], "bash", person, command="ls")
+    await call([bash_tool(tmp_path, sandbox=kind)], "bash", person, command="ls")
     for question in person.questions:
         lines = question.preview.splitlines()
         claims = lines[0].replace(f"{tmp_path}/code", "FOLDER").replace(str(tmp_path), "FOLDER")
@@ -602,8 +589,8 @@ async def test_approval_request_says_what_is_not_hidden(arena: Arena) -> None:
     assert _successes(found) == (set(_LOOKING) if arena.kind == "landlock" else set())
 
 
-async def test_own_processes_can_be_managed(process_arena: Arena) -> None:
-    assert set((await process_arena.attempt(OWN_PROCESS)).values()) == {"done"}
+async def test_own_processes_can_be_managed(arena: Arena) -> None:
+    assert set((await arena.attempt(OWN_PROCESS)).values()) == {"done"}
 
 
 def _successes(found: dict[str, object]) -> set[str]:
@@ -640,8 +627,8 @@ WRITING = {
 
 
 @pytest.mark.parametrize("way", WRITING)
-async def test_total_of_what_is_written_is_limited(process_arena: Arena, way: str) -> None:
-    arena = process_arena
+async def test_total_of_what_is_written_is_limited(arena: Arena, way: str) -> None:
+    arena = arena
     limits = {"written": 64_000_000, "disk": None, "file_size": 16_000_000, "seconds": 30, "cpu": 30}
     before = os.statvfs(arena.root)
     result = await arena.run(WRITING[way], limits=limits)

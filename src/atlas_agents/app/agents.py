@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 _RETRY_DELAYS = (30.0, 120.0, 600.0)
+_SANDBOX_SECONDS = 60.0
 _POLL_SECONDS = 1.0
 _TITLE_SECONDS = 30.0
 _MAX_TITLED = 4000
@@ -53,7 +54,7 @@ FetchModel: TypeAlias = Callable[[str], Awaitable[None]]
 
 
 class AgentLoader:
-    """Builds agents from the workspace. `notices` maps an agent to the notice about its replaced model; `local_error`
+    """Builds agents from the workspace. `notices` maps an agent to how it differs from its definition; `local_error`
     is the reason why a required local model is not available."""
 
     def __init__(
@@ -67,10 +68,12 @@ class AgentLoader:
         tool_search: int | None = None,
         prepare: Callable[[Tool], Tool] | None = None,
         only_named: Callable[[WorkspaceState], Collection[str]] = lambda state: (),
+        unavailable: Mapping[str, str] | None = None,
     ) -> None:
         """`prepare` changes each tool before agents receive it. `only_named` returns the tools that an agent gets only
-        if it names them."""
+        if it names them. No agent gets a tool of `unavailable`, which maps names to the reason."""
         self._prepare = prepare
+        self._unavailable = unavailable or {}
         self._only_named = only_named
         self._workspace = workspace
         self._registry = registry
@@ -130,6 +133,7 @@ class AgentLoader:
             self._fallback,
             self._tool_search,
             only_named=self._only_named(state),
+            unavailable=self._unavailable,
             quiet=quiet,
         )
 
@@ -164,6 +168,14 @@ class AgentLoader:
             if self.local_error is None:
                 return
             await asyncio.sleep(delay)
+
+    async def watch_sandbox(self, atlas: Atlas, find_unavailable: Callable[[], Awaitable[Mapping[str, str]]]) -> None:
+        """Add the tools that need a sandbox once one works: it may have been installed, or slow at the start."""
+        while self._unavailable:
+            await asyncio.sleep(_SANDBOX_SECONDS)
+            self._unavailable = await find_unavailable()
+            if not self._unavailable:
+                atlas.set_agents(self.agents())
 
     async def _fetch_error(self, fetch: FetchModel) -> str | None:
         for ref in self.local:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import os
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,7 @@ from atlas_agents.app.store_maintenance import RetentionJob, RetentionPolicy
 from atlas_agents.app.tools import (
     PermissionsEditor,
     build_tool_registry,
+    find_unavailable_tools,
     hold_changes,
     keyword_tools,
     only_named_tools,
@@ -234,7 +235,8 @@ async def open_runtime(
         opening.push_async_callback(store.close)
         if runs_turns:
             await opening.enter_async_context(lock_database(settings, store))
-        runtime = _build_runtime(settings, store, environment, opening, cluster)
+        unavailable = await find_unavailable_tools(settings)
+        runtime = _build_runtime(settings, store, environment, opening, cluster, unavailable)
         opening.push_async_callback(runtime.atlas.close)
         _copy_sessions(settings, runtime, opening)
         if settings.title_model:
@@ -242,6 +244,7 @@ async def open_runtime(
         tasks = BackgroundTasks("runtime")
         opening.push_async_callback(tasks.close)
         tasks.spawn(runtime.agent_loader.watch_workspace(runtime.atlas))
+        tasks.spawn(runtime.agent_loader.watch_sandbox(runtime.atlas, partial(find_unavailable_tools, settings)))
         tasks.spawn(runtime.setup.watch())
         opening.push_async_callback(runtime.setup.close)
         tasks.spawn(runtime.reloader.watch())
@@ -266,7 +269,7 @@ async def open_scratch_runtime(
         await store.open()
         opening.push_async_callback(store.close)
         environment = environment or Environment()
-        runtime = _build_runtime(alone, store, environment, opening, None)
+        runtime = _build_runtime(alone, store, environment, opening, None, await find_unavailable_tools(settings))
         runtime.atlas.keep_secret(*known_secrets(settings, environment))  # the database has a password
         opening.push_async_callback(runtime.atlas.close)
         yield runtime
@@ -315,6 +318,7 @@ def _build_runtime(
     environment: Environment,
     opening: AsyncExitStack,
     cluster: ClusterConfig | None,
+    unavailable: Mapping[str, str] | None = None,
     *,
     create: bool = True,
 ) -> Runtime:
@@ -346,6 +350,7 @@ def _build_runtime(
         tool_search=settings.tool_search or None,
         prepare=prepare,
         only_named=partial(only_named_tools, settings, environment),
+        unavailable=unavailable,
     )
     agent_loader.set_default(selected.model or settings.model, selected.effort)
     permissions = PermissionsEditor(settings, servers, trust)

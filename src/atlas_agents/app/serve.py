@@ -386,9 +386,9 @@ def _alert_options(settings: Settings) -> AlertOptions:
 
 
 def _notices(runtime: Runtime, agent_id: str) -> list[str]:
-    """Return the notices for an agent's users: its replaced model, and changes that wait for a person."""
-    model = runtime.agent_loader.notices.get(agent_id)
-    return [*([model] if model else ()), *runtime.workspace.state.pending]
+    """Return the notices for an agent's users: its replaced model, missing tools, and changes that await a person."""
+    notice = runtime.agent_loader.notices.get(agent_id)
+    return [*([notice] if notice else ()), *runtime.workspace.state.pending]
 
 
 def _gateway_settings(settings: Settings) -> GatewaySettings:

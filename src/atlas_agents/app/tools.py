@@ -16,6 +16,7 @@ from atlas_agents.agents.hooks import Interceptor, offered_on
 from atlas_agents.builtin_tools.bash import bash_tool
 from atlas_agents.builtin_tools.code.tool import CodeInterpreter, code_tool
 from atlas_agents.builtin_tools.files import file_tools
+from atlas_agents.builtin_tools.sandbox import choose
 from atlas_agents.builtin_tools.team import delegate_task, get_subscription_info, get_team_members
 from atlas_agents.builtin_tools.telegram import KEYWORDS as TELEGRAM_KEYWORDS
 from atlas_agents.builtin_tools.telegram import NAME as TELEGRAM
@@ -28,7 +29,7 @@ from atlas_agents.channels.telegram.state import Pairing
 from atlas_agents.config.open import database_files, is_postgres, open_policy
 from atlas_agents.config.settings import Settings
 from atlas_agents.core.aio import run_in_thread
-from atlas_agents.core.errors import ConfigError, ToolFailed
+from atlas_agents.core.errors import ConfigError, SandboxUnavailable, ToolFailed
 from atlas_agents.core.paths import TRUST_FILE, Environment, is_protected, user_config
 from atlas_agents.core.plugins import Plugins
 from atlas_agents.core.trust import CODE_SUFFIXES, Trust, read_versions, workspace_files
@@ -66,7 +67,8 @@ _PRIVATE_NAMES = (
 
 _POLL_SECONDS = 1.0
 _FILE_TOOLS = ("file_write", "file_edit")
-_WRITING_TOOLS = ("bash", "code_interpreter", *_FILE_TOOLS)
+_SANDBOXED_TOOLS = ("bash", "code_interpreter")
+_WRITING_TOOLS = (*_SANDBOXED_TOOLS, *_FILE_TOOLS)
 _MAX_PLUGIN_FILES = 2000
 _MAX_FOLDERS = 256
 """Number of users whose tools are kept in memory."""
@@ -159,6 +161,17 @@ def keyword_tools(settings: Settings, environment: Environment) -> Interceptor:
         return await (with_bot if names_it and bot.token else without_bot)(request)
 
     return Interceptor(request=offer)
+
+
+async def find_unavailable_tools(settings: Settings) -> dict[str, str]:
+    """Return the tools that are not offered because no sandbox works here, with the reason; none if a person chose to
+    run them without a sandbox."""
+    try:
+        await choose(settings.sandbox)
+    except SandboxUnavailable as failure:
+        remedy = f'{failure.remedy}; or set sandbox = "none" to run them with all your permissions'
+        return dict.fromkeys(_SANDBOXED_TOOLS, f"no sandbox works here ({failure.reason}). To fix: {remedy}")
+    return {}
 
 
 def only_named_tools(settings: Settings, environment: Environment, state: WorkspaceState) -> frozenset[str]:

@@ -1,4 +1,4 @@
-"""The `bash` tool: runs commands that a person or a policy rule approved, in a sandbox if one works here."""
+"""The `bash` tool: runs commands that a person or a policy rule approved, in a sandbox."""
 
 import asyncio
 import codecs
@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from atlas_agents.builtin_tools.files.root import GuardedPaths, Root
-from atlas_agents.builtin_tools.sandbox import SandboxKind, Unconfined, choose, describe_sandbox
+from atlas_agents.builtin_tools.sandbox import SandboxKind, choose, describe_sandbox
 from atlas_agents.builtin_tools.sandbox.process import (
     PATH,
     ProcessIO,
@@ -27,7 +27,7 @@ from atlas_agents.builtin_tools.sandbox.process import (
     SandboxLimits,
 )
 from atlas_agents.core.aio import run_in_thread
-from atlas_agents.core.errors import BadArguments, SandboxUnavailable, ToolFailed
+from atlas_agents.core.errors import BadArguments, ToolFailed
 from atlas_agents.core.messages import Conversation
 from atlas_agents.core.paths import classify_name
 from atlas_agents.tools.commands import WILDCARD_PROGRAMS, find_program
@@ -102,8 +102,8 @@ def bash_tool(
     """Create a tool that runs commands in a folder. Each command needs approval, unless a policy rule allows it.
 
     Commands cannot see `private` paths, and cannot change `guarded` paths, prompts, settings and keys. Without a
-    working sandbox none of this is enforced, and the approval request says so. A command that writes more than
-    `max_written` bytes to disk is killed.
+    working sandbox a call fails; with the sandbox "none" nothing of this is enforced, and the approval request says so.
+    A command that writes more than `max_written` bytes to disk is killed.
     """
     runner = _BashTool(Root.create(folder, private, guarded), sandbox, network, shell, max_timeout, max_written)
 
@@ -150,7 +150,7 @@ class _BashTool:
         self._max_written = max_written
 
     async def run(self, arguments: dict[str, Any], context: ToolContext) -> str:
-        sandbox, _ = await self._sandbox()
+        sandbox = await choose(self._kind)
         prepared = await run_in_thread(self._prepare, arguments, sandbox)
         writable, read_only, masked = await run_in_thread(find_protected_paths, self._root)
         links = await run_in_thread(_read_links, (*read_only, *masked))
@@ -184,18 +184,17 @@ class _BashTool:
         return f"\n[new files that agents or other programs may trust or run: {names}{more}; tell the user about them]"
 
     async def policy_argv(self, arguments: dict[str, Any]) -> list[str] | None:
-        """Return the argv for command rules; None if the command needs a shell or the expected sandbox is missing."""
+        """Return the argv for command rules; None if the command needs a shell."""
         argv, in_shell = build_argv(arguments, "sh")
-        _, failure = await self._sandbox()
-        return None if in_shell or failure else list(argv)
+        return None if in_shell else list(argv)
 
     async def sends(self, arguments: dict[str, Any], conversation: Conversation) -> bool:
         """Return whether a command could send data out: with a network, or without a sandbox."""
-        return self._network or not (await self._sandbox())[0].confines
+        return self._network or not (await choose(self._kind)).confines
 
     async def facts(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Return everything an approval covers: arguments, folder, environment, sandbox, program and script content."""
-        sandbox, _ = await self._sandbox()
+        sandbox = await choose(self._kind)
         prepared = await run_in_thread(self._prepare, arguments, sandbox)
         searched = () if prepared.argv[0] in WILDCARD_PROGRAMS else prepared.argv
         return {
@@ -216,7 +215,7 @@ class _BashTool:
         }
 
     async def preview(self, arguments: dict[str, Any]) -> str:
-        sandbox, failure = await self._sandbox()
+        sandbox = await choose(self._kind)
         prepared = await run_in_thread(self._prepare, arguments, sandbox)
         if prepared.in_shell:
             how, command = f"Shell: {prepared.program}", prepared.argv[-1]
@@ -225,21 +224,12 @@ class _BashTool:
         # The command comes last: if the preview is cut, the lines above are still shown.
         return "\n".join(
             [
-                describe_sandbox(sandbox, "command", self._root.path, network=self._network, failure=failure),
+                describe_sandbox(sandbox, "command", self._root.path, network=self._network),
                 f"Folder: {prepared.cwd}",
                 f"Timeout: {prepared.seconds} s",
                 f"{how}\n\n{command}",
             ]
         )
-
-    async def _sandbox(self) -> tuple[Sandbox, SandboxUnavailable | None]:
-        """Return the sandbox; if "auto" finds none, no sandbox and the reason."""
-        try:
-            return await choose(self._kind), None
-        except SandboxUnavailable as failure:
-            if self._kind not in ("auto", "wasm"):
-                raise
-            return Unconfined(), failure
 
     def _prepare(self, arguments: dict[str, Any], sandbox: Sandbox) -> PreparedCommand:
         seconds = arguments.get("timeout") or DEFAULT_TIMEOUT

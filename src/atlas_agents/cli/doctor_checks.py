@@ -18,7 +18,6 @@ from atlas_agents.app.home_lock import find_running
 from atlas_agents.app.model_setup import apply_stored_keys, read_selected, read_stored_keys
 from atlas_agents.app.serve import telegram_enabled
 from atlas_agents.app.tools import build_tool_registry, telegram_bot
-from atlas_agents.builtin_tools.code import interpreter
 from atlas_agents.builtin_tools.sandbox import choose as choose_sandbox
 from atlas_agents.builtin_tools.telegram_api import BotApi, BotApiError, BotUnreachable
 from atlas_agents.builtin_tools.web.search import NOT_CONFIGURED, SearXNG, choose_search
@@ -453,18 +452,11 @@ async def check_sandbox(settings: Settings) -> AsyncIterator[CheckResult]:
     try:
         found = await choose_sandbox(settings.sandbox)
     except SandboxUnavailable as missing:
-        if settings.sandbox == "auto" and interpreter.is_wasm_installed():
-            yield notice("sandbox", f"wasm for code, none for commands: {missing.reason}", missing.remedy)
-        elif settings.sandbox == "auto":
-            yield notice("sandbox", f"unavailable, so code is not run: {missing.reason}", missing.remedy)
-        else:
-            yield broken("sandbox", missing.reason, missing.remedy)
-        return
-    if settings.sandbox == "wasm" and not interpreter.is_wasm_installed():
-        yield broken("sandbox", "pyeryx is not installed", interpreter.WASM_REMEDY)
+        state = notice if settings.sandbox == "auto" else broken
+        message = f"none works, so bash and code_interpreter are not offered: {missing.reason}"
+        yield state("sandbox", message, f'{missing.remedy}; or set sandbox = "none" to run without one')
     else:
-        name = f"wasm for code, {found.name} for commands" if settings.sandbox == "wasm" else found.name
-        yield ok("sandbox", f"{name}: works")
+        yield ok("sandbox", f"{found.name}: works")
 
 
 async def check_search(settings: Settings) -> AsyncIterator[CheckResult]:

@@ -14,7 +14,7 @@ from atlas_agents.core.tenancy import Delegation
 from atlas_agents.tools.limits import Limits
 
 Search: TypeAlias = Literal["searxng", "brave", "tavily", "exa", "duckduckgo"]
-Sandbox: TypeAlias = Literal["auto", "bubblewrap", "landlock", "wasm", "none"]
+Sandbox: TypeAlias = Literal["auto", "bubblewrap", "landlock", "none"]
 _IN_QUERY = re.compile(r"([?&](?:ssl)?password=)[^&#]*", re.IGNORECASE)
 REDACTED = "[REDACTED]"
 Level: TypeAlias = Literal["debug", "info", "warning", "error"]

@@ -2,7 +2,7 @@
 
 import difflib
 import logging
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 import msgspec
@@ -79,11 +79,11 @@ def model_title(ref: str) -> str:
 
 
 class BuiltAgents(msgspec.Struct, frozen=True):
-    """Agents in the order of the file, notices about replaced models by agent id, and the references of all models.
+    """Agents in the order of the file, notices about them by agent id, and the references of all models.
 
     Attributes:
         agents: Agents in the order of the file.
-        notices: Notices about replaced models, by agent id.
+        notices: Notices about replaced models and tools that are not available, by agent id.
         refs: References of all models.
         without_key: Agents whose own model has no API key.
     """
@@ -103,13 +103,15 @@ def build_agents(
     tool_search: int | None = None,
     *,
     only_named: Collection[str] = (),
+    unavailable: Mapping[str, str] | None = None,
     quiet: bool = False,
 ) -> BuiltAgents:
     """Build all agents of a workspace; ConfigError if any is invalid. The workspace's prompt comes before their own.
 
     `fallback` can replace a model that is not available. `tool_search` is for agents that do not set it. Tools in
-    `only_named` are for agents that name them: `*` does not include them. The tiny local model gets no tools unless the
-    agent names some, because it calls them for small talk. The notices are logged, unless `quiet`.
+    `only_named` are for agents that name them: `*` does not include them. No agent gets a tool of `unavailable`, which
+    maps names to the reason. The tiny local model gets no tools unless the agent names some, because it calls them for
+    small talk. The notices are logged, unless `quiet`.
     """
     known = list(expand_tools(tools))
     agents: list[Agent] = []
@@ -120,9 +122,7 @@ def build_agents(
     for spec in state.agents:
         if spec.tool_search is None:
             spec = msgspec.structs.replace(spec, tool_search=tool_search)
-        if missing := next((id for id in spec.hands_off_to if id not in ids), None):
-            where, known_ids = spec.where or spec.id, ", ".join(ids)
-            raise ConfigError(f"{where}: Hands off to: unknown agent {missing!r}; known agents: {known_ids}")
+        _check_handoffs(spec, ids)
         found, notice = resolve_models(spec, providers, default, generated=state.generated)
         refs += found
         if spec.models and spec.models[0] not in found and notice:
@@ -136,12 +136,33 @@ def build_agents(
         if spec.tools == ("*",):
             offered = [] if is_tiny else [tool for tool in known if tool.name not in only_named]
         prompt = "" if is_tiny and state.prompt == default_prompt() else state.prompt
+        spec, offered, missing = _withhold(spec, offered, unavailable or {})
         agents.append(build_agent(spec, offered, models=models, prompt=prompt))
-        if notice:
-            notices[spec.id] = notice
+        if about := " ".join(filter(None, (notice, missing))):
+            notices[spec.id] = about
     if not quiet:
         _log_notices(notices)
     return BuiltAgents(tuple(agents), notices, tuple(dict.fromkeys(refs)), frozenset(without_key))
+
+
+def _check_handoffs(spec: AgentSpec, ids: Sequence[str]) -> None:
+    if missing := next((id for id in spec.hands_off_to if id not in ids), None):
+        where, known = spec.where or spec.id, ", ".join(ids)
+        raise ConfigError(f"{where}: Hands off to: unknown agent {missing!r}; known agents: {known}")
+
+
+def _withhold(
+    spec: AgentSpec, tools: list[Tool], unavailable: Mapping[str, str]
+) -> tuple[AgentSpec, list[Tool], str | None]:
+    """Remove unavailable tools from an agent; return the notice about those that it would have."""
+    wanted = [tool.name for tool in tools] if spec.tools == ("*",) else spec.tools
+    missing = [name for name in wanted if name in unavailable]
+    if not missing:
+        return spec, tools, None
+    spec = msgspec.structs.replace(spec, tools=tuple(name for name in spec.tools if name not in missing))
+    reason = "; ".join(dict.fromkeys(unavailable[name] for name in missing))
+    notice = f"Not available: {', '.join(missing)}, because {reason}."
+    return spec, [tool for tool in tools if tool.name not in missing], notice
 
 
 def _log_notices(notices: dict[str, str]) -> None:
@@ -149,7 +170,7 @@ def _log_notices(notices: dict[str, str]) -> None:
     for notice in dict.fromkeys(notices.values()):
         ids = [id for id, other in notices.items() if other == notice]
         shown = ", ".join(ids[:_MAX_LOGGED]) + (f" and {len(ids) - _MAX_LOGGED} more" if ids[_MAX_LOGGED:] else "")
-        logger.info("models replaced: agents=%s notice=%r", shown, notice)
+        logger.info("agents changed on this machine: agents=%s notice=%r", shown, notice)
 
 
 def build_agent(

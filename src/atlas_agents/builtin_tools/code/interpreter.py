@@ -10,11 +10,8 @@ import socket
 import stat
 import struct
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import lru_cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,7 +19,6 @@ import msgspec
 
 from atlas_agents.builtin_tools.code import runner
 from atlas_agents.builtin_tools.files.read import IMAGE_SIGNATURES
-from atlas_agents.builtin_tools.sandbox import Unconfined
 from atlas_agents.builtin_tools.sandbox.process import (
     PATH,
     CapturedOutput,
@@ -37,7 +33,6 @@ from atlas_agents.builtin_tools.sandbox.process import (
     SandboxProcess,
     Stream,
 )
-from atlas_agents.core import install_command
 from atlas_agents.core.aio import run_in_thread
 from atlas_agents.core.errors import SandboxUnavailable, ToolFailed
 from atlas_agents.core.messages import Image
@@ -68,10 +63,6 @@ _SINGLE_THREAD = {
     name: "1" for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 }
 _EXIT_TIMEOUT = 1.0
-WASM_NAME = "wasm"
-WASM_REMEDY = f"run: {install_command('wasm')} (requires Python 3.12 or newer)"
-_WASM_RUNNER = Path(__file__).with_name("wasm_runner.py")
-_WASM_OVERHEAD = 512 * 1024 * 1024  # memory of the WebAssembly runtime itself
 
 
 class ChannelClosed(Exception):
@@ -288,7 +279,7 @@ class Interpreter:
     async def start(
         cls, sandbox: Sandbox, python: PythonInstallation, folder: Path, limits: SandboxLimits
     ) -> "Interpreter":
-        """Start a Python of this machine in a sandbox."""
+        """Start a Python of this machine in a sandbox. It handles requests from its standard input as `runner` does."""
         bytecode = ("-B",) if python.compiled else ("-X", f"pycache_prefix={folder / CACHE_FOLDER / 'pyc'}")
         command = SandboxCommand(
             argv=(python.executable, "-I", "-X", "utf8", *bytecode, "-c", _RUNNER_SOURCE),
@@ -298,13 +289,8 @@ class Interpreter:
             env={**_SINGLE_THREAD, "HOME": str(folder), "MPLCONFIGDIR": str(folder / CACHE_FOLDER)},
             limits=limits,
         )
-        return await cls.open(sandbox, command)
-
-    @classmethod
-    async def open(cls, sandbox: Sandbox, command: SandboxCommand) -> "Interpreter":
-        """Start a process that handles requests from its standard input as `runner` does."""
         channel = SocketChannel()
-        self = cls(channel, command.limits)
+        self = cls(channel, limits)
         try:
             self._process = await sandbox.start(command, ProcessIO(stdin=channel.theirs, on_output=self._add_output))
         except BaseException:
@@ -383,33 +369,3 @@ class Interpreter:
 
     def _captured(self) -> dict[str, Any]:
         return {stream: buffer.captured() for stream, buffer in self._streams.items()}
-
-
-def is_wasm_installed() -> bool:
-    return find_spec("eryx") is not None
-
-
-async def start_wasm(folder: Path, limits: SandboxLimits) -> Interpreter:
-    """Start a Python in WebAssembly, which confines the code; its host process runs without another sandbox."""
-    package = find_spec("eryx")
-    if package is None or package.origin is None:
-        raise SandboxUnavailable("pyeryx is not installed", WASM_REMEDY)
-    command = SandboxCommand(
-        argv=(sys.executable, "-I", "-B", str(_WASM_RUNNER), str(Path(package.origin).parent.parent), str(folder)),
-        cwd=folder,
-        writable=folder,
-        env={"TMPDIR": await run_in_thread(_private_temporary_folder)},
-        limits=msgspec.structs.replace(limits, memory=limits.memory + _WASM_OVERHEAD),
-    )
-    return await Interpreter.open(Unconfined(), command)
-
-
-@lru_cache
-def _private_temporary_folder() -> str:
-    """Create a folder of this user for the compiled runtime: in /tmp itself, another user could put one there first."""
-    path = os.path.join(tempfile.gettempdir(), f"atlas-wasm-{os.geteuid()}")
-    with suppress(FileExistsError):
-        os.mkdir(path, 0o700)
-    info = os.lstat(path)
-    private = stat.S_ISDIR(info.st_mode) and info.st_uid == os.geteuid() and not info.st_mode & 0o077
-    return path if private else tempfile.mkdtemp(prefix="atlas-wasm-")

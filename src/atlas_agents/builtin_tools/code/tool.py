@@ -13,7 +13,7 @@ import msgspec
 
 from atlas_agents.builtin_tools.code import interpreter as python_code
 from atlas_agents.builtin_tools.sandbox import SandboxKind, choose, describe_sandbox
-from atlas_agents.builtin_tools.sandbox.process import CapturedOutput, OnOutput, Sandbox, SandboxLimits, Stream
+from atlas_agents.builtin_tools.sandbox.process import CapturedOutput, OnOutput, SandboxLimits, Stream
 from atlas_agents.core.aio import run_in_thread
 from atlas_agents.core.errors import ToolFailed, ToolTimeout
 from atlas_agents.tools.context import ToolContext
@@ -153,7 +153,7 @@ class CodeInterpreter:
         if result.stopped_by is not None:
             raise self._limit_error(result, produced)
         lost_now = "The state of this session is lost." if session and result.ended else ""
-        notes = [_missing_module_hint(result, sandbox), loss, lost_now]
+        notes = [_missing_module_hint(result), loss, lost_now]
         return _format_result(result, produced, " ".join(note for note in notes if note))
 
     def in_folder(self, folder: Path) -> "CodeInterpreter":
@@ -170,33 +170,19 @@ class CodeInterpreter:
         limits = self._limits
         if session:  # the CPU limit applies to all calls of the session together
             limits = msgspec.structs.replace(limits, cpu=limits.cpu * 20)
-        sandbox = await self._sandbox()
-        if sandbox is None:
-            return python_code.WASM_NAME, partial(python_code.start_wasm, folder, limits)
+        sandbox = await choose(self._kind)
         if self._python is None:
             self._python = await python_code.find_python(self._python_path)
         return sandbox.name, partial(python_code.Interpreter.start, sandbox, self._python, folder, limits)
 
-    async def _sandbox(self) -> Sandbox | None:
-        """Return the sandbox for a Python process; None for WebAssembly, which "auto" uses if no sandbox works."""
-        if self._kind == "wasm":
-            return None
-        try:
-            return await choose(self._kind)
-        except ToolFailed:
-            if self._kind == "auto" and python_code.is_wasm_installed():
-                return None
-            raise
-
     async def facts(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Return the facts that an approval covers besides the arguments: the folder and the sandbox."""
-        sandbox = await self._sandbox()
-        name = python_code.WASM_NAME if sandbox is None else sandbox.name
-        return {"folder": str(self._folder / python_code.CODE_FOLDER), "sandbox": name}
+        sandbox = await choose(self._kind)
+        return {"folder": str(self._folder / python_code.CODE_FOLDER), "sandbox": sandbox.name}
 
     async def preview(self, arguments: dict[str, Any]) -> str:
         """Describe the sandbox, then show the code: if the preview is cut, the sandbox is still shown."""
-        lines = [describe_sandbox(await self._sandbox(), "code", self._folder / python_code.CODE_FOLDER)]
+        lines = [describe_sandbox(await choose(self._kind), "code", self._folder / python_code.CODE_FOLDER)]
         lines.append(f"Timeout: {self._limits.seconds:g} s")
         if arguments.get("session"):
             lines.append("Session: the code can use variables and functions of earlier calls")
@@ -272,12 +258,10 @@ def _cut(text: str) -> str:
     return text if len(text) <= 2000 else f"{text[:1000]}\n…\n{text[-1000:]}"
 
 
-def _missing_module_hint(result: python_code.CodeResult, sandbox: str) -> str:
+def _missing_module_hint(result: python_code.CodeResult) -> str:
     missing = result.error.missing.partition(".")[0] if result.error else ""
     if not missing:
         return ""
-    if sandbox == python_code.WASM_NAME:
-        return f"{missing} is not available: Python in WebAssembly has only the standard library."
     package = "'atlas-agents[code]'" if missing in _CODE_EXTRA else missing
     return (
         f"{missing} is not installed, and the code cannot install it without a network. "

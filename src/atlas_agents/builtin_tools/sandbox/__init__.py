@@ -148,21 +148,25 @@ class Unconfined(Sandbox):
         return process
 
 
-SandboxKind: TypeAlias = Literal["auto", "bubblewrap", "landlock", "wasm", "none"]
-_PROBES: dict[str, Callable[[], Awaitable[Sandbox]]] = {"bubblewrap": bubblewrap.probe, "landlock": _probe_landlock}
+SandboxKind: TypeAlias = Literal["auto", "bubblewrap", "landlock", "none"]
+_PROBES: dict[str, Callable[[], Awaitable[Sandbox]]] = (
+    {"bubblewrap": bubblewrap.probe, "landlock": _probe_landlock} if sys.platform == "linux" else {}
+)
 _working: dict[str, Sandbox] = {}
 
 
 async def choose(kind: SandboxKind = "auto") -> Sandbox:
     """Return the sandbox of this kind, or raise SandboxUnavailable; only "none" returns one that does not confine.
 
-    "auto" is the strongest one that works. "wasm" confines only code, so for commands it is the same as "auto". A
-    sandbox that worked is cached; one that failed is tried again the next time.
+    "auto" is the strongest one that works. A sandbox that worked is cached; one that failed is tried again the next
+    time.
     """
     if kind == "none":
         return Unconfined()
+    if not _PROBES:
+        raise SandboxUnavailable("bubblewrap and Landlock need Linux", "run Atlas on Linux")
     failures: list[SandboxUnavailable] = []
-    for name in tuple(_PROBES) if kind in ("auto", "wasm") else (kind,):
+    for name in tuple(_PROBES) if kind == "auto" else (kind,):
         try:
             if name not in _working:
                 _working[name] = await _PROBES[name]()
@@ -176,29 +180,20 @@ async def choose(kind: SandboxKind = "auto") -> Sandbox:
     )
 
 
-def describe_sandbox(
-    sandbox: Sandbox | None,
-    subject: str,
-    folder: Path | str,
-    *,
-    network: bool = False,
-    failure: SandboxUnavailable | None = None,
-) -> str:
-    """Describe for an approval request how a "command" or "code" is confined. A `sandbox` of None is WebAssembly."""
-    if sandbox is None or sandbox.confines:
-        name = "WebAssembly" if sandbox is None else sandbox.name.capitalize()
-        claims = "; ".join(
-            [
-                "network allowed" if network else "no network",
-                f"can write only to {folder}",
-                "can read only there and installed programs",
-                "cannot change other processes",
-            ]
+def describe_sandbox(sandbox: Sandbox, subject: str, folder: Path | str, *, network: bool = False) -> str:
+    """Describe for an approval request how a "command" or "code" is confined."""
+    if not sandbox.confines:
+        return (
+            f"No sandbox: this {subject} can read and write everything your user account can, and use the network.\n"
+            "Reason: the sandbox is set to 'none'."
         )
-        visible = f"\nNot hidden: {sandbox.not_hidden}" if sandbox is not None and sandbox.not_hidden else ""
-        return f"Sandbox: {name} ({claims}){visible}"
-    reason = f"{failure.reason}. To fix: {failure.remedy}" if failure else "the sandbox is set to 'none'"
-    return (
-        f"No sandbox: this {subject} can read and write everything your user account can, and use the network.\n"
-        f"Reason: {reason}."
+    claims = "; ".join(
+        [
+            "network allowed" if network else "no network",
+            f"can write only to {folder}",
+            "can read only there and installed programs",
+            "cannot change other processes",
+        ]
     )
+    visible = f"\nNot hidden: {sandbox.not_hidden}" if sandbox.not_hidden else ""
+    return f"Sandbox: {sandbox.name.capitalize()} ({claims}){visible}"

@@ -25,7 +25,7 @@ _encoder = msgspec.json.Encoder()
 
 
 class ChatStarted(types.WireStruct, frozen=True):
-    """A turn starts. `model` is the model that answers; `notice` says why it is not the agent's own."""
+    """A turn starts. `model` is the model that answers; `notice` says how the agent differs from its definition."""
 
     event: ClassVar[str] = "chat.started"
     run_id: str

@@ -253,7 +253,7 @@ class ApprovalShape(WireStruct, frozen=True):
 
 
 class AgentShape(WireStruct, frozen=True):
-    """An agent. `notice` says why it uses another model than its own."""
+    """An agent. `notice` says why it uses another model than its own, or lacks tools that it names."""
 
     id: str
     name: str
