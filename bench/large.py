@@ -34,7 +34,7 @@ from websockets.asyncio.client import ClientConnection
 from atlas_agents import Agent, Atlas
 from atlas_agents.core.aio import BackgroundTasks, utc_day
 from atlas_agents.core.json import encode
-from atlas_agents.core.store import Document, JobRow, Schedule, audit_hash
+from atlas_agents.core.store import Document, JobRow, RunRow, Schedule, UsageRow, audit_hash
 from atlas_agents.core.tenancy import User
 from atlas_agents.gateway.auth import TokenEntry, TokenFile
 from atlas_agents.gateway.hub import GatewayServices
@@ -109,14 +109,16 @@ def run_rows(scale: float) -> Iterator[tuple[Any, ...]]:
     sessions = int(SESSIONS * scale)
     for n in range(sessions):
         at, user = session_time(n, sessions), f"user{n % USERS}"
-        yield ("default", f"run{n}", session_key(n), 1, AGENTS[n % 8], "done", 1, user, "", b"{}", None, at, at, n + 1)
+        row = RunRow(f"run{n}", session_key(n), AGENTS[n % 8], "done", 1, user, "", b"{}", None, at, at, "default")
+        yield (*tables.RUNS.values(row).values(), 1)
 
 
 def usage_rows(scale: float) -> Iterator[tuple[Any, ...]]:
     sessions = int(SESSIONS * scale)
     for n in range(sessions):
         day = utc_day(session_time(n, sessions) / 1000)
-        yield ("default", day, session_key(n), AGENTS[n % 8], MODELS[n % 3], 1000 + n % 100, 200, 50, 12_345, 1)
+        row = UsageRow(day, session_key(n), AGENTS[n % 8], MODELS[n % 3], 1000 + n % 100, 200, 50, 12_345, 1)
+        yield ("default", *tables.USAGE.values(row).values())
 
 
 def audit_rows(scale: float) -> Iterator[tuple[Any, ...]]:
@@ -187,15 +189,8 @@ TABLES = {
         session_rows,
     ),
     "messages": ("tenant, session, seq, id, run_id, body, id_number", message_rows),
-    "runs": (
-        "tenant, id, session, place, agent_id, status, epoch, user_id, idempotency_key, request, error, created_at,"
-        " ended_at, number",
-        run_rows,
-    ),
-    "usage_sums": (
-        "tenant, day, session, agent_id, model, input_tokens, output_tokens, cached_tokens, cost_microcents, turns",
-        usage_rows,
-    ),
+    "runs": (f"{tables.RUNS.columns}, place", run_rows),
+    "usage_sums": (f"tenant, {tables.USAGE.columns}", usage_rows),
     "audit": ("tenant, seq, entry, previous, hash", audit_rows),
     "jobs": (f"tenant, {tables.JOBS.columns}", job_rows),
     "documents": (f"tenant, {tables.DOCUMENTS.columns}", document_rows),
@@ -218,12 +213,9 @@ def fill_postgres(url: str, scale: float) -> None:
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("SET search_path = atlas")
         for name, (columns, rows) in TABLES.items():
-            names = columns.split(", ")
-            if name == "runs":  # only SQLite numbers its runs
-                names.remove("number")
-            with connection.cursor().copy(f"COPY {name} ({', '.join(names)}) FROM STDIN".encode()) as copy:
+            with connection.cursor().copy(f"COPY {name} ({columns}) FROM STDIN".encode()) as copy:
                 for row in rows(scale):
-                    copy.write_row(row[: len(names)])
+                    copy.write_row(row)
         connection.execute("VACUUM ANALYZE")
 
 

@@ -327,7 +327,7 @@ def _load(script: Path, folders: Sequence[Path]) -> None:
                     getattr(importlib.import_module(module), name, None)  # it may be imported lazily
     if "atlas_agents" in sys.modules:  # pydantic imports its modules when a program first describes a tool
         importlib.import_module("pydantic").create_model("Loaded", text=(str, "")).model_json_schema()
-    if (stores := sys.modules.get("atlas_agents.storage.sqlite_files")) is not None:
+    if (stores := sys.modules.get("atlas_agents.storage.sqlite.files")) is not None:
         stores._empty_file()  # the content of a new database, which each program would build
     if (app := sys.modules.get("atlas_agents.app.app")) is not None:
         _build_tools(app)

@@ -2,20 +2,16 @@
 
 import contextlib
 import json
-import re
 import signal
 import socket
-import sqlite3
 import time
 import urllib.request
-from pathlib import Path
 
 import pytest
 from atlas_command import Home, create_home, eventually
 
 from atlas_agents.cli import connect
 from atlas_agents.core.errors import Unreachable
-from atlas_agents.storage.migrations import VERSION
 from checks import TIMEOUT
 from model_server import ModelServer
 
@@ -222,13 +218,3 @@ def test_hanging_thread_does_not_delay_the_exit(home: Home) -> None:
     assert process.returncode == 0
     assert took > 2.5, "it ends two seconds after the time for turns"
     assert "shutdown takes too long, exiting now" in output
-
-
-def test_start_on_an_older_database_shows_the_steps_of_the_upgrade(home: Home) -> None:
-    home.path.mkdir(mode=0o700, exist_ok=True)
-    with contextlib.closing(sqlite3.connect(home.path / "atlas.db")) as database:
-        database.executescript((Path(__file__).parents[1] / "stores" / "fixtures" / "v1.sqlite.sql").read_text())
-    with home.gateway() as gateway:
-        steps = re.findall(r"info migrating the database: path=\S+ step=(\d+) of=(\d+)", gateway.output)
-        assert steps == [(str(number), str(VERSION)) for number in range(2, VERSION + 1)]
-        assert gateway.output.index("migrating") < gateway.output.index("listening on")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from atlas_agents.storage.sqlite_files import WRITER_CACHE
+from atlas_agents.storage.sqlite.files import WRITER_CACHE
 
 RUNNER = Path(__file__).parent / "memory_runner.py"
 

@@ -1,14 +1,11 @@
 """Fixtures: every test of the store port runs on each kind of store."""
 
 import asyncio
-import contextlib
-import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeAlias
 
-import psycopg
 import pytest
 from postgres_server import PostgresServer
 
@@ -19,7 +16,6 @@ from atlas_agents.storage.sqlite import MemoryStore, SqliteStore
 
 KINDS = ("memory", "sqlite", "postgres")
 DURABLE = ("sqlite", "postgres")
-FIXTURES = Path(__file__).parent / "fixtures"
 
 Make: TypeAlias = Callable[[], Awaitable[Store]]
 
@@ -52,9 +48,6 @@ def location(kind: str, schema: str, request: pytest.FixtureRequest, tmp_path: P
         yield (str(tmp_path / "atlas.db") if kind == "sqlite" else ""), ""
         return
     server: PostgresServer = request.getfixturevalue("postgres_server")
-    if "old_database" in request.fixturenames:
-        yield server.url, schema
-        return
     with server.copy_of(request.getfixturevalue("migrated"), schema) as url:
         yield url, "atlas"
 
@@ -80,24 +73,6 @@ async def make_store(kind: str, location: tuple[str, str]) -> AsyncIterator[Make
     yield make
     for store in opened:
         await store.close()
-
-
-@pytest.fixture
-def old_database(kind: str, schema: str, request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], None]:
-    """Load a database of an older version before the store is opened."""
-
-    def put(version: str) -> None:
-        content = (FIXTURES / f"{version}.{kind}.sql").read_text()
-        if kind == "sqlite":
-            with contextlib.closing(sqlite3.connect(tmp_path / "atlas.db")) as connection:
-                connection.executescript(content)
-            return
-        server: PostgresServer = request.getfixturevalue("postgres_server")
-        with psycopg.connect(server.url) as session:
-            session.execute(f"CREATE SCHEMA {schema}; SET search_path = {schema}".encode())
-            session.execute(content.encode())
-
-    return put
 
 
 @pytest.fixture

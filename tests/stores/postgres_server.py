@@ -207,6 +207,10 @@ class PostgresServer:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process, signal.SIGCONT)
 
+    def program(self, name: str) -> str:
+        """Return the path of a program of Postgres."""
+        return str(self._programs / name)
+
     def _run(self, program: str, *arguments: str) -> None:
         quiet = subprocess.DEVNULL
         subprocess.run([str(self._programs / program), *arguments], stdout=quiet, stderr=quiet, **self._options)

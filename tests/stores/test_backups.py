@@ -15,12 +15,11 @@ from store_helpers import TENANT, everything, one_of_each
 
 from atlas_agents.core.errors import Conflict, StoreBusy, StoreError
 from atlas_agents.core.store import AddAudit, AddMessage, Prune, PutSession, SetRun, Store
-from atlas_agents.storage import migrations
 from atlas_agents.storage.hash_chain import find_audit_break
+from atlas_agents.storage.migrations import schema_version
 from atlas_agents.storage.postgres import PostgresStore
 from atlas_agents.storage.sqlite import SqliteStore
-from atlas_agents.storage.sqlite_files import DatabaseSummary, back_up, inspect, restore
-from conftest import FIXTURES
+from atlas_agents.storage.sqlite.files import DatabaseSummary, back_up, inspect, restore
 
 
 @contextlib.asynccontextmanager
@@ -50,7 +49,7 @@ async def test_backup_is_complete_a_single_file_and_private(tmp_path: Path) -> N
     back.parent.mkdir()
     await fill_database(source)
     content = back_up(source, target)
-    assert content == DatabaseSummary(migrations.VERSION, target.stat().st_size, 1, 1, 1, 1, 1) == inspect(target)
+    assert content == DatabaseSummary(schema_version("sqlite"), target.stat().st_size, 1, 1, 1, 1, 1) == inspect(target)
     assert stat.S_IMODE(target.stat().st_mode) == 0o600
     assert files_in(tmp_path) == {"atlas.db", "copy", "new"}
     assert restore(target, back) == (content, None)
@@ -188,23 +187,9 @@ async def test_empty_or_damaged_files_may_be_replaced(existing: str, tmp_path: P
         assert await everything(one) == await everything(other)
 
 
-def test_backup_of_schema_1_is_restored_and_migrated(tmp_path: Path) -> None:
-    with contextlib.closing(sqlite3.connect(tmp_path / "old.db")) as old:
-        old.executescript((FIXTURES / "v1.sqlite.sql").read_text())
-    content = back_up(tmp_path / "old.db", tmp_path / "copy")
-    assert (content.schema, content.open_runs, content.open_jobs, content.broken) == (1, 5, 0, None)
-    assert restore(tmp_path / "copy", tmp_path / "atlas.db") == (content, None)
-
-    async def look() -> int:
-        async with open_store(tmp_path / "atlas.db") as store:
-            return len(await store.open_runs())
-
-    assert asyncio.run(look()) == 5
-
-
 def documented_command(title: str) -> str:
     """A command of docs/guide/operations.md."""
-    page = (FIXTURES.parents[2] / "docs/guide/operations.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs/guide/operations.md").read_text(encoding="utf-8")
     found = re.search(rf'^```bash title="{title}"\n(.*?)\n```$', page, re.MULTILINE | re.DOTALL)
     assert found
     return found[1]

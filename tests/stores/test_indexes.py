@@ -10,13 +10,12 @@ from store_helpers import TENANT
 from test_derived import database
 
 from atlas_agents.core.store import AcceptRun, AddJob, Document, JobRow, Passage, PutDocument, PutSession, Store, Where
-from atlas_agents.storage import migrations, sqlite_files
-from atlas_agents.storage.postgres import PostgresStore
+from atlas_agents.storage.postgres import statements as postgres_statements
 from atlas_agents.storage.sql import statements as sql
 from atlas_agents.storage.sql.reads import limit_or_max
-from atlas_agents.storage.sql.tables import JOBS, Query, bind
+from atlas_agents.storage.sql.tables import Query, bind
 from atlas_agents.storage.sql.text_search import scope_values
-from atlas_agents.storage.sqlite import SqliteStore
+from atlas_agents.storage.sqlite import statements as sqlite_statements
 
 pytestmark = pytest.mark.durable
 _PARAMETER = re.compile(r":(\w+)")
@@ -27,8 +26,7 @@ def explain(location: tuple[str, str], query: Query) -> str:
     where, schema = location
     if not where.startswith("postgresql:"):
         with closing(sqlite3.connect(where)) as connection:
-            form = sql.SQLITE_FORMS.get(query.sql, query.sql)
-            return "\n".join([row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {form}", query.values)])
+            return "\n".join([row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {query.sql}", query.values)])
     names = list(dict.fromkeys(_PARAMETER.findall(query.sql)))
     numbered = _PARAMETER.sub(lambda match: f"${names.index(match[1]) + 1}", query.sql)
     with psycopg.connect(where, autocommit=True, cursor_factory=psycopg.ClientCursor) as connection:
@@ -81,8 +79,8 @@ async def test_branches_are_read_without_other_sessions(store: Store, location: 
     found = await store.sessions(TENANT, branches=True)
     assert sorted(each.key for each in found) == ["@ann/b1", "@ann/b2", "b1", "b2"]
     assert [each.key for each in await store.sessions(TENANT, branches=True, prefix="@ann/", limit=1)] == ["@ann/b2"]
-    condition = (migrations.POSTGRES if location[0].startswith("postgresql:") else migrations.SQLITE)["is_branch"]
-    query = bind(TENANT, sql.list_sessions(condition), before=1 << 60, before_key="", limit=100)
+    dialect = postgres_statements if location[0].startswith("postgresql:") else sqlite_statements
+    query = bind(TENANT, sql.list_sessions(dialect.IS_BRANCH), before=1 << 60, before_key="", limit=100)
     assert_indexed(explain(location, query), "sessions_branched")
 
 
@@ -100,7 +98,7 @@ async def add_jobs(store: Store, location: tuple[str, str]) -> None:
     jobs = [JobRow(f"j{n}", "request", "a", "write", each, priority=n % 4) for n, each in enumerate(sessions)]
     await store.commit(TENANT, [AddJob(each) for each in jobs])
     with database(*location) as execute:
-        execute(f"UPDATE jobs SET {JOBS.column('notified')} = seq % 100 <> 5")
+        execute("UPDATE jobs SET notified = seq % 100 <> 5")
         execute("UPDATE jobs SET due_at = CASE WHEN seq % 100 = 7 THEN 0 ELSE 10000 END + seq")
         execute("UPDATE jobs SET deadline = seq WHERE seq % 100 = 8")
         execute("UPDATE jobs SET state = 'done' WHERE seq % 2 = 1 AND seq % 100 <> 7")
@@ -146,31 +144,3 @@ async def test_jobs_in_some_states_are_read_without_the_others(
     query = bind(TENANT, sql.list_jobs(0, *conditions), limit=5, before=2500, **owner)
     assert_indexed(explain(location, query), "jobs_of_owner" if prefix else "jobs")
     assert await store.jobs(TENANT, limit=5, before=2500, prefix=prefix) == [e for e in every if e.seq < 2500][:5]
-
-
-@pytest.mark.parametrize("version", [21, 22])
-async def test_older_database_gets_the_indexes(
-    location: tuple[str, str], monkeypatch: pytest.MonkeyPatch, version: int
-) -> None:
-    where, schema = location
-    place = where, schema and "older"
-
-    def new_store() -> PostgresStore | SqliteStore:
-        return PostgresStore(where, schema="older") if schema else SqliteStore(where)
-
-    with monkeypatch.context() as older:
-        older.setattr(migrations, "STEPS", migrations.STEPS[:version])
-        older.setattr(migrations, "VERSION", version)
-        older.setattr(sqlite_files, "_empty_file", sqlite_files._empty_file.__wrapped__)  # not the copy that is kept
-        store = new_store()
-        await store.open()
-        await add_jobs(store, place)
-        before = await store.pending_jobs(TENANT, 5000), await store.jobs(TENANT, states=("dead", "done"))
-        await store.close()
-    store = new_store()
-    await store.open()
-    after = await store.pending_jobs(TENANT, 5000), await store.jobs(TENANT, states=("dead", "done"))
-    await store.close()
-    assert after == before and len(after[0]) == 96
-    query = bind(TENANT, sql.list_jobs(1), limit=5, before=2500, state0="dead")
-    assert_indexed(explain(place, query), "jobs_in_state")

@@ -225,7 +225,7 @@ async def stopping(server: PostgresServer, schema: str, retry_timeout: float) ->
 async def is_deciding(server: PostgresServer) -> bool:
     """Return whether a writer waits for the end of a transaction whose COMMIT was not answered."""
     waiting = """SELECT count(*) FROM pg_stat_activity
-        WHERE wait_event_type = 'Lock' AND query LIKE 'INSERT INTO commit_tokens%RETURNING%'"""
+        WHERE wait_event_type = 'Lock' AND query LIKE '_INSERT INTO commit_tokens%RETURNING%'"""
     return await fetch_value(server, waiting) != "0"
 
 

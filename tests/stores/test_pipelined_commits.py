@@ -5,7 +5,7 @@ import logging
 import random
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, TypeAlias, TypeVar
+from typing import Any
 
 import psycopg
 import pytest
@@ -22,9 +22,6 @@ from atlas_agents.core.store import (
     AddMessage,
     AddUsage,
     ClaimRun,
-    DropSession,
-    EventRow,
-    JournalRow,
     Prune,
     PutRecord,
     PutSession,
@@ -35,18 +32,14 @@ from atlas_agents.core.store import (
     UsageRow,
     Write,
 )
-from atlas_agents.storage import migrations
 from atlas_agents.storage.hash_chain import ChainEnds, find_audit_break, find_journal_break
-from atlas_agents.storage.migrations import STEPS
-from atlas_agents.storage.postgres import PostgresStore, tenant_lock_id
-from atlas_agents.storage.sql import tables
-from atlas_agents.storage.sql.pipelined import Batch, NotPipelined
+from atlas_agents.storage.postgres import PostgresStore, statements
+from atlas_agents.storage.postgres.pipelined import Batch, NotPipelined
+from atlas_agents.storage.postgres.store import tenant_lock_id
 from atlas_agents.storage.sql.tables import WriteContext, pack_value, run_key
 from checks import TIMEOUT
 
 pytestmark = pytest.mark.slow  # they need a server
-T = TypeVar("T")
-OlderRuns: TypeAlias = list[tuple[str, list[JournalRow], list[EventRow]]]
 
 
 @pytest.fixture
@@ -221,7 +214,7 @@ async def test_transaction_whose_token_was_fenced_is_refused(
     _, writer, _ = store._require_open()
     await store.commit(TENANT, [PutSession("s")])
     token = 1000
-    batch = Batch(WriteContext(TENANT, 1), [[AddMessage("s", "late", b"{}")]], ChainEnds(), 1)
+    batch = Batch(WriteContext(TENANT, 1, statements), [[AddMessage("s", "late", b"{}")]], ChainEnds(), 1)
     (query,) = batch.queries(writer._token_values(TENANT, token))
     assert not await writer._was_committed(TENANT, token, 0.0)
     with pytest.raises(StoreError, match="null value"):
@@ -599,64 +592,6 @@ async def test_repeated_last_steps_of_a_run_are_rejected(stores: list[PostgresSt
 AUDIT_ENTRY = b'{"tenantId":"acme","actorExternalId":"a","entityId":"look","level":"info","message":"Agent a looked"}'
 
 
-@pytest.fixture
-async def older_runs(postgres_server: PostgresServer, schema: str, monkeypatch: pytest.MonkeyPatch) -> OlderRuns:
-    """Two open runs of schema 19: rows have the id of their run, and longer hashes."""
-    found: OlderRuns = []
-    with monkeypatch.context() as older:
-        use_schema_19(older)
-        async with opened(postgres_server.url, schema) as store:
-            for run in (new_ordered_id(), new_ordered_id()):
-                await with_run(store, run, f"s {run}")
-                writes = [AddJournal(run, 1, "accepted", "", b"[]"), AddJournal(run, 1, "intent", "c", b"{}")]
-                await store.commit(TENANT, [ClaimRun(run), *writes, AddAudit(AUDIT_ENTRY)])
-                await store.commit(TENANT, [ReserveEvents(run, 9, 1), AddEvents(run, ((1, b"one"), (2, b"two")), 1)])
-                found.append((run, await store.journal(TENANT, run), await store.events(TENANT, run)))
-    return found
-
-
-async def test_rows_of_schema_19_are_read_and_continued(
-    postgres_server: PostgresServer, schema: str, older_runs: OlderRuns
-) -> None:
-    (run, *_), (other, *_) = older_runs
-    async with opened(postgres_server.url, schema) as store, connected(postgres_server.url, schema) as connection:
-        assert await read(connection, "SELECT max(version) FROM schema_version") == [(len(STEPS),)]
-        for id, steps, events in older_runs:
-            assert (await store.journal(TENANT, id), await store.events(TENANT, id)) == (steps, events)
-        for step in AddJournal(run, 1, "outcome", "c", b"{}"), AddJournal(run, 1, "reply", "1", b"{}"):
-            await store.commit(TENANT, [step, AddAudit(AUDIT_ENTRY)])
-        with pytest.raises(Conflict, match="already has intent"):
-            await store.commit(TENANT, [AddJournal(run, 1, "intent", "c", b"{}")])
-        for added in ((2, b"again"), (3, b"three")), ((4, b"x" * 99), (5, b"five")), ((1, b"again"), (3, b"again")):
-            await store.commit(TENANT, [AddEvents(run, added, 1)])
-        steps, events = await store.journal(TENANT, run), await store.events(TENANT, run)
-        assert [(step.run_id, step.seq) for step in steps] == [(run, seq) for seq in (1, 2, 3, 4)]
-        assert find_journal_break(steps) is None
-        bodies = [b"one", b"two", b"three", b"x" * 99, b"five"]
-        assert events == [EventRow(run, seq, body) for seq, body in enumerate(bodies, 1)]
-        assert await store.events(TENANT, run, after=1, limit=3) == events[1:4]
-        audit = await store.audit(TENANT)
-        assert [row.entry for row in audit] == [AUDIT_ENTRY] * 4 and find_audit_break(audit) is None
-        for table in ("journal", "events"):
-            names = await read(connection, f"SELECT DISTINCT run_id FROM {table}")
-            assert {name for (name,) in names} == {run, other, run_key(run)}
-
-
-async def test_rows_of_schema_19_are_deleted_with_their_runs(
-    postgres_server: PostgresServer, schema: str, older_runs: OlderRuns
-) -> None:
-    (run, *_), (other, *_) = older_runs
-    async with opened(postgres_server.url, schema) as store, connected(postgres_server.url, schema) as connection:
-        for id in (run, other):
-            await store.commit(TENANT, [AddJournal(id, 1, "ended", "", b"{}"), SetRun(id, 1, "done")])
-            await store.commit(TENANT, [AddEvents(id, ((3, b"three"),), 1)])
-        await store.commit(TENANT, [DropSession(f"s {other}")])
-        for prune in Prune("events", 1 << 50), Prune("journal", 1 << 50):
-            assert (await store.prunable(TENANT, prune.what, 1 << 50)).rows == 3
-            assert [pruned.rows for pruned in await store.commit(TENANT, [prune])] == [3]
-        assert await read(connection, "SELECT seq FROM journal UNION ALL SELECT seq FROM events") == []
-
-
 async def test_turns_that_continue_after_a_group_share_the_next_transaction(stores: list[PostgresStore]) -> None:
     store, turns, steps = stores[0], 8, 6
 
@@ -672,35 +607,6 @@ async def test_turns_that_continue_after_a_group_share_the_next_transaction(stor
     assert {session.label for session in await store.sessions(TENANT)} == {f"step {steps - 1}"}
 
 
-async def test_process_of_schema_19_does_not_open_a_newer_database(
-    stores: list[PostgresStore], postgres_server: PostgresServer, schema: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    use_schema_19(monkeypatch)
-    with pytest.raises(StoreError, match="newer Atlas Agents"):
-        await PostgresStore(postgres_server.url, schema=schema).open()
-
-
-def use_schema_19(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(migrations, "STEPS", STEPS[:19])
-    patch.setattr(migrations, "VERSION", 19)
-    for name in ("run_key", "pack_hash"):
-        patch.setattr(tables, name, return_unchanged)
-
-
-def return_unchanged(value: T) -> T:
-    return value
-
-
-@asynccontextmanager
-async def opened(url: str, schema: str) -> AsyncGenerator[PostgresStore]:
-    store = PostgresStore(url, schema=schema, busy_timeout=TIMEOUT / 2, answer_timeout=TIMEOUT)
-    await store.open()
-    try:
-        yield store
-    finally:
-        await store.close()
-
-
 @asynccontextmanager
 async def connected(url: str, schema: str) -> AsyncGenerator[psycopg.AsyncConnection[Any]]:
     async with await psycopg.AsyncConnection.connect(
@@ -713,11 +619,12 @@ async def read(connection: psycopg.AsyncConnection[Any], query: str) -> list[Any
     return await (await connection.execute(query.encode())).fetchall()
 
 
-async def test_key_of_a_run_is_the_same_in_python_and_in_postgres(postgres_server: PostgresServer) -> None:
+@pytest.mark.usefixtures("stores")
+async def test_key_of_a_run_is_the_same_in_python_and_in_postgres(postgres_server: PostgresServer, schema: str) -> None:
     timed = [f"0{n:07x}-0000-7000-8000-{n:012x}" for n in range(0, 1 << 26, (1 << 26) // 200 - 7)]
     others = ["r1", "é", timed[9].upper(), timed[9] + "0", timed[9].replace("-7", "-4"), "x" * 36, new_ordered_id()]
-    query = f"SELECT {tables.sql_run_key('id')} FROM unnest(%s::text[]) AS id"
-    async with await psycopg.AsyncConnection.connect(postgres_server.url) as connection:
+    query = "SELECT run_key(id) FROM unnest(%s::text[]) AS id"
+    async with connected(postgres_server.url, schema) as connection:
         found = await (await connection.execute(query.encode(), ([*timed, *others],))).fetchall()
     keys = [run_key(id) for id in timed]
     assert [key for (key,) in found] == [*keys, *map(run_key, others)]

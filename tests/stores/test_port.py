@@ -1,6 +1,5 @@
 """Store conformance: every write and every read of the port."""
 
-import re
 from typing import Any
 
 import msgspec
@@ -42,7 +41,7 @@ from atlas_agents.core.store import (
 from atlas_agents.gateway.hub import AuditTail
 from atlas_agents.gateway.protocol.admin import AuditList
 from atlas_agents.storage.hash_chain import find_audit_break, find_journal_break
-from atlas_agents.storage.sql import statements, tables
+from atlas_agents.storage.sql import tables
 from conftest import Make
 
 
@@ -516,54 +515,6 @@ async def test_tenants_with_the_same_ids_are_separate(store: Store) -> None:
     await store.commit("b", [SetRun("r1", 0, "done"), AnswerApproval("p1", b"no"), DropSession("s")])
     assert await everything(store, "a") == before
     assert [run.tenant for run in await store.open_runs()] == ["a"]
-
-
-WITHOUT_TENANT = (
-    "POSTGRES_BEGIN_STEPWISE",
-    "POSTGRES_BEGIN_SHARED",
-    "POSTGRES_FUNCTION",
-    "POSTGRES_CREATE_FUNCTION",
-    "POSTGRES_WRITE_TURNS",
-)
-"""The function gets its tenant as part of its argument; the token of a transaction belongs to no tenant."""
-
-
-def test_every_statement_of_the_function_filters_by_tenant() -> None:
-    reads = r"\b(FROM|JOIN|INTO|UPDATE|USING) (sessions|runs|messages|journal|events|audit|usage_sums|budgets|jobs)\b"
-    found = [each for each in statements.POSTGRES_CREATE_FUNCTION.split(";") if re.search(reads, each)]
-    assert len(found) > 10
-    assert [each for each in found if "of_tenant" not in each] == []
-
-
-def test_every_statement_filters_by_tenant() -> None:
-    found: list[Any] = []
-    for name, value in vars(statements).items():
-        if (
-            name.isupper()
-            and not name.startswith("_")
-            and name
-            not in ("OPEN_RUNS", "TENANTS", "NEXT_AUDIT_TENANT", "NEXT_SESSION_TENANT", "OF_OWNER", "WITH_PREFIX")
-            and name not in WITHOUT_TENANT
-        ):
-            found += [value] if isinstance(value, str) else value.values() if isinstance(value, dict) else value
-    found = [part for each in found for part in ([each] if isinstance(each, str) else filter(None, each))]
-    found += [statements.add_events(1), statements.add_messages(2), statements.list_jobs(2), statements.add_passages(1)]
-    found += [statements.add_search_texts(1), statements.add_audit_blocks(1), statements.add_audit_values(1)]
-    found += [statements.add_tool_days(2), statements.read_bodies(2), statements.note_last_turns(1)]
-    found += [statements.drop_search_labels(2), statements.put_search_sessions(2)]
-    found += [statements.list_sessions(), statements.list_sessions(statements.OF_OWNER)]
-    found += [statements.usage_by(("day",)), statements.usage_by_session(("session",)), statements.usage_bound()]
-    found += [statements.usage_by_session(("session", "day"), owned=True), statements.usage_of_session(("agent_id",))]
-    found += [statements.find_audit_blocks(("tool", "user")), statements.audit_in_ranges(2)]
-    found += [statements.passages_by_id(2), statements.postgres_nearest(3), statements.postgres_counts(2)]
-    assert len(found) > 60
-    no_tables = "SET|passage_words|session_words|days|open_days|found|unnest|LATERAL|existing|next|added|runs\\)"
-    no_tables += "|jsonb_to_recordset|recent|examined|used"
-    no_tables += "|journal_rows|event_rows"  # of a run, which is found by its tenant
-    for statement in found:
-        # the full-text indexes filter by owner words
-        tables = len(re.findall(rf"\b(?:FROM|UPDATE|JOIN|INTO) (?!{no_tables})\w+", statement))
-        assert len(re.findall(r":tenant\b", statement)) >= tables - statement.count("DO UPDATE SET"), statement
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,9 @@ from store_helpers import TENANT, outcomes
 from atlas_agents.core.errors import StoreBusy, StoreError, StoreLost
 from atlas_agents.core.store import AddAudit, PutRecord, PutSession, Write
 from atlas_agents.storage.hash_chain import find_audit_break
-from atlas_agents.storage.migrations import VERSION
-from atlas_agents.storage.postgres import PostgresStore, tenant_lock_id
+from atlas_agents.storage.migrations import schema_version
+from atlas_agents.storage.postgres import PostgresStore
+from atlas_agents.storage.postgres.store import tenant_lock_id
 from atlas_agents.storage.sql.tables import Query
 from checks import TIMEOUT, measure_loop_time, scaled, wait_until
 
@@ -269,7 +270,9 @@ async def test_commits_that_waited_for_each_other_see_what_was_committed_whateve
 
 async def test_newer_schema_is_rejected(postgres_server: PostgresServer, store: PostgresStore, schema: str) -> None:
     async with await psycopg.AsyncConnection.connect(postgres_server.url) as connection:
-        await connection.execute(f"INSERT INTO {schema}.schema_version VALUES ({VERSION + 1})".encode())
+        await connection.execute(
+            f"INSERT INTO {schema}.schema_versions VALUES ({schema_version('postgres') + 1}, '')".encode()
+        )
     with pytest.raises(StoreError, match="newer Atlas Agents"):
         await PostgresStore(postgres_server.url, schema=schema).open()
 

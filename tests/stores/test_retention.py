@@ -119,14 +119,6 @@ async def test_failing_commit_prunes_nothing(store: Store) -> None:
     assert await store.commit(TENANT, [Prune("events", LATER)]) == [Pruned(1, 2, 14)]
 
 
-@pytest.mark.durable
-async def test_rows_of_an_older_schema_can_be_pruned(make_store: Make, old_database: Any) -> None:
-    old_database("v1")
-    store = await make_store()
-    found = await store.prunable("default", "journal", LATER)
-    assert found.runs > 0 and await store.commit("default", [Prune("journal", LATER, runs=99)]) == [found]
-
-
 class FutureClock(SystemClock):
     """A clock that is sixty days ahead, so that everything is old."""
 

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Generator
 from pathlib import Path
 
 import pytest
+from sql_texts import COMMON, SQLITE, sqlite_parts
 from store_helpers import TENANT, everything, one_of_each, outcomes
 
 from atlas_agents import Agent, Atlas, tool
@@ -32,12 +33,11 @@ from atlas_agents.core.store import (
     ReserveEvents,
     SetRun,
 )
-from atlas_agents.storage import migrations, sqlite_files
 from atlas_agents.storage.hash_chain import find_audit_break, find_journal_break
-from atlas_agents.storage.migrations import VERSION
-from atlas_agents.storage.sql import statements
+from atlas_agents.storage.migrations import schema_version
+from atlas_agents.storage.sql import derived_statements
 from atlas_agents.storage.sql.tables import Query, Row
-from atlas_agents.storage.sqlite import SqliteStore
+from atlas_agents.storage.sqlite import SqliteStore, statements
 from atlas_agents.testing import Scripted, calls, says
 from checks import TIMEOUT, monitor_loop
 
@@ -239,7 +239,7 @@ async def test_two_processes_may_open_a_new_database_at_once(tmp_path: Path) -> 
 async def test_newer_schema_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "atlas.db"
     await create_database(path)
-    modified(path, f"PRAGMA user_version = {VERSION + 1}")
+    modified(path, f"PRAGMA user_version = {schema_version('sqlite') + 1}")
     assert "newer Atlas Agents" in await open_error(path)
 
 
@@ -366,14 +366,9 @@ async def test_close_finishes_pending_commits(tmp_path: Path) -> None:
 
 
 _OF_A_SEARCH = re.compile(
-    r"SCAN (d|days|open_days|found|\(subquery-1\)|w[0-9]*|(passage|session)_words VIRTUAL TABLE INDEX [0-9]+:M[23]<?)$"
+    r"SCAN (d|days|open_days|found|\(subquery-[0-9]+\)|[wm][0-9]*"
+    r"|(passage|session)_words VIRTUAL TABLE INDEX [0-9]+:M[23]<?)$"
 )
-
-
-def _sqlite_forms(statement: str) -> list[str]:
-    """Return what SQLite executes for a statement."""
-    parts = statements.SQLITE_PARTS.get(statement, (statements.SQLITE_FORMS.get(statement, statement),))
-    return [part for part in parts if part]
 
 
 def _plan(connection: sqlite3.Connection, form: str, explain: str = "EXPLAIN QUERY PLAN") -> list[str]:
@@ -385,26 +380,21 @@ def _plan(connection: sqlite3.Connection, form: str, explain: str = "EXPLAIN QUE
 async def test_writes_of_a_turn_create_no_temporary_tables(store: SqliteStore) -> None:
     indexed = {statements.ADD_RUN: 1, statements.SET_RUN: 2}  # to check the condition of the index of open runs
     with contextlib.closing(sqlite3.connect(store.path)) as connection:
-        for statement in statements.SQLITE_PARTS:
-            operations = [each for form in _sqlite_forms(statement) for each in _plan(connection, form, "EXPLAIN")]
+        for statement in statements.PARTS:
+            operations = [each for part in sqlite_parts(statement) for each in _plan(connection, part, "EXPLAIN")]
             assert operations.count("OpenEphemeral") == indexed.get(statement, 0), statement
 
 
 async def test_no_statement_scans_a_whole_table(store: SqliteStore) -> None:
-    queries: dict[str, str] = {}
-    for name, value in vars(statements).items():
-        if (
-            name.isupper()
-            and not name.startswith(("_", "POSTGRES", "OF_OWNER", "WITH_PREFIX", "USAGE_KEY", "PRIORITIES"))
-            and not isinstance(value, (dict, int))
-        ):
-            queries |= {f"{name} {n}": each for n, each in enumerate([value] if isinstance(value, str) else value)}
     with contextlib.closing(sqlite3.connect(store.path)) as connection:
-        for name, statement in queries.items():
-            plan = [line for form in _sqlite_forms(statement) for line in _plan(connection, form)]
+        for name, statement in (COMMON | SQLITE).items():
+            if name.startswith("usage_"):  # they scan what their subqueries have found
+                continue
+            plan = [line for part in sqlite_parts(statement) for line in _plan(connection, part)]
             whole = [line for line in plan if line.startswith("SCAN ") and not _OF_A_SEARCH.match(line)]
             assert set(whole) <= {
                 "SCAN CONSTANT ROW",
+                "SCAN 2 CONSTANT ROWS",
                 "SCAN runs USING INDEX runs_open",
                 "SCAN records USING INDEX records_of_tenants",
             }, (name, plan)
@@ -412,12 +402,12 @@ async def test_no_statement_scans_a_whole_table(store: SqliteStore) -> None:
 
 @pytest.mark.parametrize(
     "statement",
-    [statements.START_NEXT, statements.QUEUED_RUNS_OF, statements.SET_RUN, statements.note_last_turns(2)],
+    [statements.START_NEXT, statements.QUEUED_RUNS_OF, statements.SET_RUN, derived_statements.note_last_turns(2)],
     ids=["START_NEXT", "QUEUED_RUNS_OF", "SET_RUN", "note_last_turns"],
 )
 async def test_statement_of_a_turn_does_not_read_all_turns_of_its_session(store: SqliteStore, statement: str) -> None:
     with contextlib.closing(sqlite3.connect(store.path)) as connection:
-        plan = [line for form in _sqlite_forms(statement) for line in _plan(connection, form)]
+        plan = [line for part in sqlite_parts(statement) for line in _plan(connection, part)]
     searched = [line for line in plan if line.startswith(("SEARCH runs ", "SEARCH a "))]
     few = ("INDEX runs_open", "AND place=?", "AND place>?", "AND id=?")
     assert searched
@@ -442,75 +432,9 @@ async def test_documented_statements_remove_the_words_of_a_deleted_session_from_
     assert b"zanzibarquux" not in file.read_bytes()
 
 
-def database_of_schema(version: int, path: Path) -> None:
-    """Bring the database of schema 1 to an older version than the current one, and give its runs some events."""
-    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        connection.executescript((HERE / "fixtures" / "v1.sqlite.sql").read_text())
-        connection.execute("BEGIN")
-        for number, step in migrations.pending_migrations(1, "here", migrations.SQLITE):
-            if number <= version:
-                for statement in step:
-                    connection.execute(statement)
-        connection.execute(f"PRAGMA user_version = {version}")
-        connection.execute("UPDATE runs SET events = 3")
-        connection.execute(
-            "INSERT INTO events SELECT tenant, runs.id, value, 'event ' || value FROM runs, json_each('[1, 3]')"
-        )
-        connection.execute("COMMIT")
-
-
-_COMPACT = next(n for n, step in enumerate(migrations.STEPS, 1) if "{journal_rows}" in step)
-_STEPS_AND_EVENTS = (
-    "SELECT tenant, run_id, seq, kind, key, payload, at, previous, hash FROM journal ORDER BY tenant, run_id, seq",
-    "SELECT tenant, run_id, seq, body FROM events ORDER BY tenant, run_id, seq",
-)
-
-
-def read_steps_and_events(path: Path) -> list[list[tuple[object, ...]]]:
-    with contextlib.closing(sqlite3.connect(path)) as connection:
-        return [connection.execute(statement).fetchall() for statement in _STEPS_AND_EVENTS]
-
-
-@pytest.mark.parametrize("failed_batch", [0, 1, 4, 9])
-async def test_interrupted_move_to_compact_rows_continues_without_loss(
-    failed_batch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, batches = tmp_path / "atlas.db", 0
-    database_of_schema(_COMPACT - 1, path)
-    before = read_steps_and_events(path)
-    assert min(map(len, before)) > 10
-    move_batch = sqlite_files._move_batch
-
-    def fail_in_a_batch(connection: sqlite3.Connection) -> None:
-        nonlocal batches
-        move_batch(connection)
-        if batches == failed_batch:
-            raise sqlite3.OperationalError("disk I/O error")
-        batches += 1
-
-    monkeypatch.setattr(sqlite_files, "_MOVED_RUNS", 1)
-    monkeypatch.setattr(sqlite_files, "_move_batch", fail_in_a_batch)
-    with pytest.raises(StoreError):
-        await SqliteStore(path).open()
-    assert batches == failed_batch
-    monkeypatch.setattr(sqlite_files, "_move_batch", move_batch)
-    store = SqliteStore(path)
-    await store.open()
-    try:
-        assert read_steps_and_events(path) == before
-        for tenant, id, *_ in before[0]:
-            assert find_journal_break(await store.journal(str(tenant), str(id))) is None
-    finally:
-        await store.close()
-    with contextlib.closing(sqlite3.connect(path)) as connection:
-        assert not connection.execute("SELECT name FROM sqlite_master WHERE name LIKE '%older%'").fetchall()
-
-
-async def test_new_database_has_the_schema_of_a_migrated_one(tmp_path: Path) -> None:
+async def test_new_file_has_the_schema_of_an_empty_one_that_was_filled(tmp_path: Path) -> None:
     found: list[set[tuple[str, ...]]] = []
-    for name in ("new.db", "migrated.db", "empty.db"):
-        if name == "migrated.db":
-            database_of_schema(_COMPACT - 1, tmp_path / name)
+    for name in ("new.db", "empty.db"):
         if name == "empty.db":
             (tmp_path / name).touch()  # it is filled instead of created
         store = SqliteStore(tmp_path / name)
@@ -518,8 +442,8 @@ async def test_new_database_has_the_schema_of_a_migrated_one(tmp_path: Path) -> 
         await store.close()
         with contextlib.closing(sqlite3.connect(tmp_path / name)) as connection:
             found.append(set(connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master")))
-    assert found[0] == found[1] == found[2] and len(found[0]) > 50
-    assert set(os.listdir(tmp_path)) == {"new.db", "migrated.db", "empty.db"}
+    assert found[0] == found[1] and len(found[0]) > 50
+    assert set(os.listdir(tmp_path)) == {"new.db", "empty.db"}
 
 
 async def test_new_database_on_a_disk_without_hard_links_is_the_same(
@@ -536,83 +460,11 @@ async def test_new_database_on_a_disk_without_hard_links_is_the_same(
         with contextlib.closing(sqlite3.connect(tmp_path / name)) as connection:
             pragmas = ("application_id", "user_version", "page_size", "journal_mode", "encoding", "auto_vacuum")
             found.append({each: connection.execute(f"PRAGMA {each}").fetchone()[0] for each in pragmas})
-            found[-1]["checksums"] = connection.execute("SELECT * FROM schema_checksums").fetchall()
+            found[-1]["versions"] = connection.execute("SELECT * FROM schema_versions").fetchall()
             found[-1]["schema"] = set(connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master"))
         monkeypatch.setattr(os, "link", no_link)
     assert found[0] == found[1] and found[0]["journal_mode"] == "wal"
     assert set(os.listdir(tmp_path)) == {"linked.db", "filled.db"}
-
-
-def read_messages(path: Path) -> list[tuple[str, ...]]:
-    query = "SELECT tenant, session, id, seq, run_id, body FROM messages ORDER BY tenant, session, seq"
-    with contextlib.closing(sqlite3.connect(path)) as connection:
-        return connection.execute(query).fetchall()
-
-
-@pytest.mark.parametrize("failed_batch", [0, 1, 4])
-async def test_interrupted_move_of_messages_continues_without_loss(
-    failed_batch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, batches = tmp_path / "atlas.db", 0
-    database_of_schema(_COMPACT - 1, path)
-    before = read_messages(path)
-    move_messages = sqlite_files._move_messages
-
-    def fail_in_a_batch(connection: sqlite3.Connection) -> None:
-        nonlocal batches
-        move_messages(connection)
-        if batches == failed_batch:
-            raise sqlite3.OperationalError("disk I/O error")
-        batches += 1
-
-    monkeypatch.setattr(sqlite_files, "_MOVED_MESSAGES", 3)
-    monkeypatch.setattr(sqlite_files, "_move_messages", fail_in_a_batch)
-    with pytest.raises(StoreError):
-        await SqliteStore(path).open()
-    assert len(read_messages(path)) == 3 * failed_batch < len(before) - 3
-    monkeypatch.setattr(sqlite_files, "_move_messages", move_messages)
-    store = SqliteStore(path)
-    await store.open()
-    try:
-        assert None not in [await store.message(*row[:3]) for row in before]
-    finally:
-        await store.close()
-    assert read_messages(path) == before
-    with contextlib.closing(sqlite3.connect(path)) as connection:
-        assert not connection.execute("SELECT name FROM sqlite_master WHERE name LIKE '%older%'").fetchall()
-
-
-@pytest.mark.parametrize("is_open", [False, True])
-async def test_queued_run_of_an_older_process_does_not_write_into_the_journal_of_another(
-    is_open: bool, tmp_path: Path
-) -> None:
-    """A process of the schema before, which has the file open during the migration, numbers no runs."""
-    path = tmp_path / "atlas.db"
-    store = SqliteStore(path)
-    await store.open()
-    await store.commit(TENANT, [PutSession("s"), AcceptRun("r1", "s", "a"), PutSession("t"), AcceptRun("r3", "t", "a")])
-    (epoch, *_) = await store.commit(TENANT, [ClaimRun("r1"), AddJournal("r1", 1, "accepted", "", b"{}")])
-    if not is_open:
-        await store.close()
-    with contextlib.closing(sqlite3.connect(path)) as older, older:
-        columns = older.execute("SELECT name FROM pragma_table_info('runs') WHERE name <> 'number'")
-        names = [str(name) for (name,) in columns]
-        queued = {"id": "'r2'", "place": "2", "status": "'queued'", "epoch": "0"}
-        values = [queued.get(name, name) for name in names]
-        older.execute(f"INSERT INTO runs ({', '.join(names)}) SELECT {', '.join(values)} FROM runs WHERE id = 'r1'")
-    if not is_open:
-        await store.open()
-    try:
-        assert "r2" in {run.id for run in await store.orphaned_runs()}
-        accepted = [ClaimRun("r2"), AddJournal("r2", 1, "accepted", "", b"{}"), ReserveEvents("r2", 1)]
-        await store.commit(TENANT, [*accepted, AddEvents("r2", ((1, b"{}"),))])
-        await store.commit(TENANT, [AddJournal("r1", epoch, "reply", "0", b"{}")])
-        for run, kinds in (("r1", ["accepted", "reply"]), ("r2", ["accepted"]), ("r3", [])):
-            journal = await store.journal(TENANT, run)
-            assert [row.kind for row in journal] == kinds and find_journal_break(journal) is None
-            assert len(await store.events(TENANT, run)) == (run == "r2")
-    finally:
-        await store.close()
 
 
 def journal_step(epoch: int, key: str) -> AddJournal:

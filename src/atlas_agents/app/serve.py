@@ -38,7 +38,7 @@ from atlas_agents.gateway.protocol import admin as wire
 from atlas_agents.gateway.protocol.types import Scope
 from atlas_agents.gateway.server import Gateway
 from atlas_agents.gateway.settings import GatewaySettings
-from atlas_agents.storage.sqlite_files import back_up
+from atlas_agents.storage.sqlite.files import back_up
 from atlas_agents.workspace.skills import read_prompts
 
 if TYPE_CHECKING:
@@ -421,7 +421,7 @@ async def cluster_status(settings: Settings) -> "ClusterStatus":
         import psycopg
 
         from atlas_agents.dispatch.members import read_status
-        from atlas_agents.storage.postgres_connection import connect, translate_error
+        from atlas_agents.storage.postgres.connection import connect, translate_error
     except ImportError as error:
         raise ConfigError(f"a cluster needs an extra; run: {install_command('cluster')}") from error
     try:

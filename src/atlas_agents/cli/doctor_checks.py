@@ -181,7 +181,7 @@ def _check_strength(settings: Settings, tokens: Any) -> CheckResult:
 
 async def check_database(settings: Settings) -> AsyncIterator[CheckResult]:
     from atlas_agents.config.open import open_store
-    from atlas_agents.storage.migrations import STEPS
+    from atlas_agents.storage.migrations import schema_version
 
     url = settings.database_url.reveal()
     if scheme(url) == "sqlite":
@@ -197,7 +197,7 @@ async def check_database(settings: Settings) -> AsyncIterator[CheckResult]:
         remedy = "check that it is running, and the user name and password"
         yield broken("database", f"{shown}: {error or 'no answer'}", remedy)
     else:
-        yield ok("database", f"{shown} responds, schema {len(STEPS)}")
+        yield ok("database", f"{shown} responds, schema {schema_version('postgres')}")
     finally:
         await store.close()
 
@@ -220,7 +220,7 @@ def _check_sqlite(path: Path) -> CheckResult:
 
 
 def _check_sqlite_content(path: Path) -> CheckResult:
-    from atlas_agents.storage.migrations import STEPS
+    from atlas_agents.storage.migrations import schema_version
 
     connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=_CONNECT_SECONDS)
     try:
@@ -230,8 +230,9 @@ def _check_sqlite_content(path: Path) -> CheckResult:
             if path.stat().st_size == 0:
                 return notice("database", f"{path} is empty", "the first start creates its tables")
             return broken("database", f"{path} belongs to another program", "set ATLAS_DATABASE_URL to another file")
-        if schema > len(STEPS):
-            message = f"{path} was written by a newer version (schema {schema}, this version supports {len(STEPS)})"
+        newest = schema_version("sqlite")
+        if schema > newest:
+            message = f"{path} was written by a newer version (schema {schema}, this version supports {newest})"
             return broken("database", message, "install the newer version again")
         check: str = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
         if check != "ok":
@@ -239,7 +240,7 @@ def _check_sqlite_content(path: Path) -> CheckResult:
     finally:
         connection.close()
     message = f"{path}, schema {schema}, {path.stat().st_size / 1e6:.1f} MB, intact"
-    if schema < len(STEPS):
+    if schema < newest:
         return notice("database", message, "the next start migrates it")
     return ok("database", message)
 

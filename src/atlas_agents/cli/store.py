@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from atlas_agents.app.store_maintenance import RetentionPolicy
     from atlas_agents.config.settings import Settings
     from atlas_agents.core.store import Prunable, Pruned, Store
-    from atlas_agents.storage.sqlite_files import DatabaseSummary
+    from atlas_agents.storage.sqlite.files import DatabaseSummary
 
 app = cli.Group()
 _PG_DUMP = 'pg_dump --format=custom --schema=atlas --file=FILE "$ATLAS_DATABASE_URL"'
@@ -109,7 +109,7 @@ def backup(
     Exit codes: 0 success, 1 failure or a broken audit log in the copy, 2 invalid options or settings.
     """
     from atlas_agents.config.open import open_audit_signer
-    from atlas_agents.storage.sqlite_files import back_up
+    from atlas_agents.storage.sqlite.files import back_up
 
     settings = load_settings()
     source, target = _database_file(settings, _PG_DUMP), _absolute(file)
@@ -143,7 +143,7 @@ def restore(
     """
     from atlas_agents.app.home_lock import lock_home
     from atlas_agents.config.open import open_audit_signer, open_home
-    from atlas_agents.storage import sqlite_files
+    from atlas_agents.storage.sqlite import files as sqlite_files
 
     settings, source = load_settings(), _absolute(file)
     target = _database_file(settings, _PG_RESTORE)

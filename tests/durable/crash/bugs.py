@@ -30,8 +30,10 @@ from atlas_agents.core.store import (
     Store,
     Write,
 )
-from atlas_agents.storage import migrations, sqlite_files
-from atlas_agents.storage.sql import statements, writes
+from atlas_agents.storage import migrations
+from atlas_agents.storage.sql import writes
+from atlas_agents.storage.sqlite import files as sqlite_files
+from atlas_agents.storage.sqlite import statements
 from atlas_agents.tools.approvals import Approvals
 from atlas_agents.tools.audit import AuditEntry
 from atlas_agents.tools.context import ToolContext
@@ -104,7 +106,7 @@ def ignore_idempotency_key() -> None:
 
 
 def write_a_step_twice() -> None:
-    parts, statement = statements.SQLITE_PARTS, statements.ADD_JOURNAL
+    parts, statement = statements.PARTS, statements.ADD_JOURNAL
     check = re.sub(r" AND NOT EXISTS \(.*:key\)", "", parts[statement].check)
     parts[statement] = parts[statement]._replace(check=check)
 
@@ -330,10 +332,10 @@ def _set(owner: Any, **broken: Any) -> None:
 
 
 def _schema(old: str, new: str) -> None:
-    steps = tuple(tuple(statement.replace(old, new) for statement in step) for step in migrations.STEPS)
-    if steps == migrations.STEPS:
+    steps = tuple(step.replace(old, new) for step in migrations.STEPS["sqlite"])
+    if steps == migrations.STEPS["sqlite"]:
         raise AssertionError(f"the schema does not say {old!r}")
-    _set(migrations, STEPS=steps)
+    migrations.STEPS["sqlite"] = steps
     sqlite_files._empty_file.cache_clear()
 
 

@@ -11,8 +11,8 @@ import psycopg
 
 from atlas_agents.core.aio import Clock
 from atlas_agents.core.store import Store, Write
-from atlas_agents.storage import postgres_connection
 from atlas_agents.storage.postgres import PostgresStore
+from atlas_agents.storage.postgres import connection as postgres_connection
 from atlas_agents.storage.sql.tables import Query, Row
 from crash.fault_points import in_store
 from crash.faulty_store import commit_label

@@ -14,7 +14,7 @@ import msgspec
 from atlas_agents.core.aio import Clock
 from atlas_agents.core.store import AuditRow, JournalKind, JournalRow, RunStatus, Store
 from atlas_agents.storage.sql.tables import run_key, unpack_hash, unpack_steps, unpack_value
-from atlas_agents.storage.sqlite_files import OpenOptions, open_writer
+from atlas_agents.storage.sqlite.files import OpenOptions, open_writer
 from crash.faulty_store import FaultyStore
 
 Rows: TypeAlias = Sequence[Sequence[Any]]
@@ -28,7 +28,7 @@ QUERIES = (
     "SELECT agent_id, day, used FROM counters ORDER BY agent_id, day",
     "SELECT session, input_tokens, output_tokens, turns FROM usage_sums ORDER BY session, day, model",
     "SELECT key, run_id, tokens, requests, tool_calls FROM budgets ORDER BY key, period, run_id",
-    "SELECT id, seq, agent_id, task, session, state, asker_run, asker_call, asker_session, attempts, result, told"
+    "SELECT id, seq, agent_id, task, session, state, asker_run, asker_call, asker_session, attempts, result, notified"
     " FROM jobs ORDER BY seq",
 )
 

@@ -1,7 +1,7 @@
 """Derived tables: search index of sessions, index of the audit log, sums of usage; built from the rows in batches.
 
-They add no work to the commits of a turn. `RefreshIndexes` continues from a stored position, so it also indexes rows
-from before an upgrade or from an older process, and nothing is lost if the process is killed.
+They add no work to the commits of a turn. `RefreshIndexes` continues from a stored position, so nothing is lost if the
+process is killed.
 """
 
 import re
@@ -13,8 +13,9 @@ import msgspec
 
 from atlas_agents.core import store
 from atlas_agents.core.aio import utc_day
-from atlas_agents.storage.sql import statements as sql
+from atlas_agents.storage.sql import derived_statements as sql
 from atlas_agents.storage.sql import tables
+from atlas_agents.storage.sql.statements import AUDIT as READ_AUDIT
 from atlas_agents.storage.sql.tables import Query, Row, Steps, WriteContext, clean_text, split_batches, unpack_value
 from atlas_agents.storage.sql.text_search import session_owners
 
@@ -163,7 +164,7 @@ def _index_messages(context: WriteContext, sessions: Sequence[_Pending], limits:
         words += [(seq, _message_words(body)) for seq, body in found.get(session.key, ())]
         texts += [{"session": session.key, "owners": owners, "seq": seq, "text": text} for seq, text in words if text]
     yield from _insert(context, sql.drop_search_labels, [{"session": session.key} for session in renamed])
-    yield from _insert(context, sql.add_search_texts, texts)
+    yield from _insert(context, context.dialect.add_search_texts, texts)
     runs = [{"session": each.key, "run": each.run} for each in sessions if each.run < each.last_run]
     yield from _insert(context, sql.note_last_turns, runs)
     indexed = list[int]()
@@ -177,7 +178,9 @@ def _index_messages(context: WriteContext, sessions: Sequence[_Pending], limits:
     ]
     known = {session.key for session in sessions if session.indexed_label is not None}
     yield from _insert(context, sql.put_search_sessions, [each for each in states if each["session"] not in known])
-    yield from _insert(context, sql.update_search_sessions, [each for each in states if each["session"] in known])
+    yield from _insert(
+        context, context.dialect.update_search_sessions, [each for each in states if each["session"] in known]
+    )
     return indexed
 
 
@@ -275,7 +278,7 @@ def _as_dict(value: Any) -> dict[str, Any]:
 def _index_audit(context: WriteContext) -> Steps[int]:
     """Index the next complete blocks."""
     position = yield from _lock_position(context, AUDIT)
-    rows = tables.AUDIT.all((yield context.bind(sql.AUDIT, after=position, limit=_AUDIT_BATCH)))
+    rows = tables.AUDIT.all((yield context.bind(READ_AUDIT, after=position, limit=_AUDIT_BATCH)))
     end = rows[-1].seq // AUDIT_BLOCK * AUDIT_BLOCK if rows else 0
     if end <= position:
         return 0
@@ -296,7 +299,7 @@ def _index_audit(context: WriteContext) -> Steps[int]:
     blocks = [{"block": block, "first_at": first, "last_at": last} for block, (first, last) in times.items()]
     yield from _insert(context, sql.add_audit_blocks, blocks)
     fields = [{"field": field, "value": value, "block": block} for field, value, block in sorted(values)]
-    yield from _insert(context, sql.add_audit_values, fields)
+    yield from _insert(context, context.dialect.add_audit_values, fields)
     days = [
         {"day": day, "tool": tool, "calls": int(calls), "failed": int(failed), "milliseconds": milliseconds}
         for (day, tool), (calls, failed, milliseconds) in sorted(sums.items())

@@ -13,6 +13,7 @@ from atlas_agents.core import store
 from atlas_agents.core.aio import BackgroundTasks, TimeSlices, run_in_thread, utc_day
 from atlas_agents.core.errors import StoreError
 from atlas_agents.storage.hash_chain import AuditHead, AuditSigner, CheckRows, audit_head, verify_audit
+from atlas_agents.storage.sql import derived_statements as derived_sql
 from atlas_agents.storage.sql import statements as sql
 from atlas_agents.storage.sql import tables
 from atlas_agents.storage.sql.derived import (
@@ -31,6 +32,7 @@ from atlas_agents.storage.sql.derived import (
     read_entry,
     search_words,
 )
+from atlas_agents.storage.sql.dialect import Dialect
 from atlas_agents.storage.sql.tables import Query, Row, bind
 from atlas_agents.storage.sql.text_search import key_range, scope_values
 
@@ -73,8 +75,7 @@ class SqlReads(ABC):
     _analyze: Query | None = None
     """Statement that updates the statistics of the derived tables, if the database chooses its plans by them."""
 
-    _is_branch: str
-    """Condition of sessions that are branches of others."""
+    _dialect: Dialect
 
     def __init__(self, audit: AuditSigner | None = None) -> None:
         self._vectors = VectorCache(self)
@@ -118,11 +119,11 @@ class SqlReads(ABC):
         branches: bool = False,
     ) -> list[store.Session]:
         before = _MAX_INTEGER if before is None else before
-        conditions, values = _prefix_condition(prefix)
+        conditions, values = _prefix_condition(prefix, sql.KEY_WITH_PREFIX)
         if archived is not None:
             conditions.append("archived" if archived else "NOT archived")
         if branches:
-            conditions.append(self._is_branch)
+            conditions.append(self._dialect.IS_BRANCH)
         named = {"limit": max(limit, 0), "before": before, "before_key": before_key, **values}
         return await tables.SESSIONS.decode_all(await self.fetch(bind(tenant, sql.list_sessions(*conditions), **named)))
 
@@ -168,10 +169,10 @@ class SqlReads(ABC):
         return True
 
     async def _count_unindexed_sessions(self, tenant: str, limit: int) -> int:
-        position = first_number(await self.search(bind(tenant, sql.POSITION, name=SESSIONS)))
-        newest = first_number(await self.search(bind(tenant, sql.NEWEST_SESSION)))
+        position = first_number(await self.search(bind(tenant, derived_sql.POSITION, name=SESSIONS)))
+        newest = first_number(await self.search(bind(tenant, derived_sql.NEWEST_SESSION)))
         since = min(position, newest) - OVERLAP_MS
-        return len(await self.search(bind(tenant, sql.UNINDEXED_SESSIONS, position=since, limit=limit)))
+        return len(await self.search(bind(tenant, derived_sql.UNINDEXED_SESSIONS, position=since, limit=limit)))
 
     def _note_writes(self, tenant: str, writes: Sequence[store.Write]) -> None:
         """Refresh the derived tables in the background once many rows were added."""
@@ -188,17 +189,17 @@ class SqlReads(ABC):
             await self._refresh_until_current(busy[0])
 
     async def _refresh_all(self) -> None:
-        """Refresh the derived tables of all tenants for which much is missing, as after an upgrade."""
+        """Refresh the derived tables of all tenants for which much is missing."""
         await asyncio.sleep(_REFRESH_DELAY)
         tenant = ""
-        while found := await self.search(Query(sql.NEXT_SESSION_TENANT, {"after": tenant})):
+        while found := await self.search(Query(derived_sql.NEXT_SESSION_TENANT, {"after": tenant})):
             ((tenant,),) = found
-            position = first_number(await self.search(bind(tenant, sql.POSITION, name=AUDIT)))
+            position = first_number(await self.search(bind(tenant, derived_sql.POSITION, name=AUDIT)))
             behind = bind(tenant, sql.AUDIT, after=position + _REFRESH_AFTER, limit=1)
             until = utc_day(time.time() - OPEN_DAYS_MS / 1000)
             if (
                 await self.search(behind)
-                or await self.search(bind(tenant, sql.NEXT_OPEN_DAY, since="", until=until))
+                or await self.search(bind(tenant, derived_sql.NEXT_OPEN_DAY, since="", until=until))
                 or await self._count_unindexed_sessions(tenant, _REFRESH_SESSIONS) == _REFRESH_SESSIONS
             ):
                 await self._refresh_until_current(tenant)
@@ -216,7 +217,7 @@ class SqlReads(ABC):
             now = time.monotonic()
             if now - logged > _LOG_INTERVAL:
                 logged = now
-                (counts,) = await self.search(bind(tenant, sql.INDEX_PROGRESS, name=AUDIT))
+                (counts,) = await self.search(bind(tenant, derived_sql.INDEX_PROGRESS, name=AUDIT))
                 logger.info(
                     "refreshing the indexes: tenant=%s sessions=%d of=%d audit_rows=%d of=%d seconds=%.0f",
                     *(tenant, *counts, now - started),
@@ -269,7 +270,9 @@ class SqlReads(ABC):
         return await tables.RUNS.decode_all(await self.fetch(bind(tenant, sql.FAILED_RUNS, **named)))
 
     async def queued_runs(self, tenant: str, session: str) -> list[store.RunRow]:
-        return await tables.RUNS.decode_all(await self.fetch(bind(tenant, sql.QUEUED_RUNS_OF, session=session)))
+        return await tables.RUNS.decode_all(
+            await self.fetch(bind(tenant, self._dialect.QUEUED_RUNS_OF, session=session))
+        )
 
     async def open_runs(self) -> list[store.RunRow]:
         return await tables.RUNS.decode_all(await self.fetch(Query(sql.OPEN_RUNS, {})))
@@ -278,7 +281,7 @@ class SqlReads(ABC):
         return await self.open_runs()
 
     async def journal(self, tenant: str, run_id: str) -> list[store.JournalRow]:
-        query = bind(tenant, sql.JOURNAL, run_id=run_id, run_key=tables.run_key(run_id))
+        query = bind(tenant, self._dialect.JOURNAL, run_id=run_id, run_key=tables.run_key(run_id))
         return tables.unpack_steps(await tables.JOURNAL.decode_all(await self.fetch(query)))
 
     async def audit(
@@ -302,13 +305,13 @@ class SqlReads(ABC):
         self, tenant: str, where: store.AuditFilter, *, before: int | None = None, limit: int = 100
     ) -> store.AuditMatches:
         end, slices = _MAX_INTEGER if before is None else before, TimeSlices()
-        position = first_number(await self.fetch(bind(tenant, sql.POSITION, name=AUDIT)))
+        position = first_number(await self.fetch(bind(tenant, derived_sql.POSITION, name=AUDIT)))
         found: list[store.AuditRow] = []
         examined, is_plain, needles = 0, where == store.AuditFilter(), entry_needles(where)
         while len(found) < limit and examined < _MAX_EXAMINED:
             after = 0 if is_plain else position
             if end > after + 1:  # not indexed yet, or no index is needed
-                query = bind(tenant, sql.AUDIT_BEFORE, before=end, after=after, limit=_AUDIT_PAGE)
+                query = bind(tenant, derived_sql.AUDIT_BEFORE, before=end, after=after, limit=_AUDIT_PAGE)
                 rows = await self.search(query)
                 is_last = is_plain and len(rows) < _AUDIT_PAGE
                 next_end = rows[-1][_SEQ] if len(rows) == _AUDIT_PAGE else after + 1
@@ -334,16 +337,16 @@ class SqlReads(ABC):
             return []
         ranges = {f"after{n}": block * AUDIT_BLOCK for n, block in enumerate(blocks)}
         ranges |= {f"last{n}": min((block + 1) * AUDIT_BLOCK, before - 1) for n, block in enumerate(blocks)}
-        rows = await self.search(bind(tenant, sql.audit_in_ranges(len(blocks)), **ranges))
+        rows = await self.search(bind(tenant, derived_sql.audit_in_ranges(len(blocks)), **ranges))
         return sorted(rows, key=itemgetter(_SEQ), reverse=True)
 
     async def tool_days(
         self, tenant: str, *, since: str = "", until: str = "9999", limit: int | None = None
     ) -> list[store.ToolDay]:
         position, indexed, slices = -1, list[Row](), TimeSlices()
-        while (now := first_number(await self.fetch(bind(tenant, sql.POSITION, name=AUDIT)))) != position:
+        while (now := first_number(await self.fetch(bind(tenant, derived_sql.POSITION, name=AUDIT)))) != position:
             position = now
-            query = bind(tenant, sql.TOOL_DAYS, since=since, until=until, limit=limit_or_max(limit))
+            query = bind(tenant, derived_sql.TOOL_DAYS, since=since, until=until, limit=limit_or_max(limit))
             indexed = await self.search(query)
         sums: dict[tuple[str, str], list[float]] = {}
         while rows := await self.audit(tenant, after=position, limit=_AUDIT_PAGE):
@@ -384,7 +387,7 @@ class SqlReads(ABC):
         return tables.APPROVALS.first(await self.fetch(bind(tenant, sql.APPROVAL, id=id)))
 
     async def pending_approvals(self, tenant: str) -> list[store.ApprovalRow]:
-        return await tables.APPROVALS.decode_all(await self.fetch(bind(tenant, sql.PENDING_APPROVALS)))
+        return await tables.APPROVALS.decode_all(await self.fetch(bind(tenant, self._dialect.PENDING_APPROVALS)))
 
     async def grants(self, tenant: str, binding: str) -> list[store.ApprovalRow]:
         return await tables.APPROVALS.decode_all(await self.fetch(bind(tenant, sql.GRANTS, binding=binding)))
@@ -392,7 +395,7 @@ class SqlReads(ABC):
     async def events(
         self, tenant: str, run_id: str, *, after: int = 0, limit: int | None = None
     ) -> list[store.EventRow]:
-        query = bind(tenant, sql.EVENTS, run_id=run_id, after=after, limit=limit_or_max(limit))
+        query = bind(tenant, self._dialect.EVENTS, run_id=run_id, after=after, limit=limit_or_max(limit))
         return await tables.EVENTS.decode_all(await self.fetch(query))
 
     async def call_count(self, tenant: str, agent_id: str, day: str) -> int:
@@ -417,11 +420,11 @@ class SqlReads(ABC):
         keys: tuple[str, ...] = (group_by, "day") if by_day and group_by != "day" else (group_by,)
         named: dict[str, Any] = {"since": since, "until": until, "owner": owner, "limit": limit_or_max(limit)}
         if session:
-            rows = await self.search(bind(tenant, sql.usage_of_session(keys), session=session, **named))
+            rows = await self.search(bind(tenant, derived_sql.usage_of_session(keys), session=session, **named))
         elif group_by == "session":
             rows = await self._sum_by_session(tenant, keys, named)
         else:
-            rows = await self.search(bind(tenant, sql.usage_by(keys), all=not owner, **named))
+            rows = await self.search(bind(tenant, derived_sql.usage_by(keys), all=not owner, **named))
         places = [keys.index(name) if name in keys else None for name in _USAGE_KEYS]
         found, slices = list[store.UsageRow](), TimeSlices()
         for row in rows:
@@ -435,9 +438,9 @@ class SqlReads(ABC):
         inputs, outputs = [len(keys) + _USAGE_AMOUNTS.index(name) for name in ("input_tokens", "output_tokens")]
         sessions = max(limit, _MIN_SESSIONS)
         while True:
-            statement = sql.usage_by_session(keys, owned=owned)
+            statement = derived_sql.usage_by_session(keys, owned=owned)
             rows = await self.search(bind(tenant, statement, sessions=sessions, **named))
-            bound = await self.search(bind(tenant, sql.usage_bound(owned=owned), sessions=sessions, **named))
+            bound = await self.search(bind(tenant, derived_sql.usage_bound(owned=owned), sessions=sessions, **named))
             if not bound or (len(rows) == limit and rows[-1][inputs] + rows[-1][outputs] >= bound[0][0]):
                 return rows
             sessions *= 4
@@ -510,7 +513,7 @@ class SqlReads(ABC):
         before: int | None = None,
         prefix: str = "",
     ) -> list[store.JobRow]:
-        conditions, values = _prefix_condition(prefix, "session")
+        conditions, values = _prefix_condition(prefix, sql.SESSION_WITH_PREFIX)
         distinct = dict.fromkeys(states)
         named = {f"state{n}": state for n, state in enumerate(distinct)} | values
         before = _MAX_INTEGER if before is None else before
@@ -549,7 +552,7 @@ class SqlReads(ABC):
 
     async def prunable(self, tenant: str, what: store.Prunable, before: int) -> store.Pruned:
         limit: dict[str, Any] = {"day": utc_day(before / 1000)} if what == "counters" else {"before": before}
-        (counts,) = await self.scan(bind(tenant, sql.COUNT_PRUNABLE[what], **limit))
+        (counts,) = await self.scan(bind(tenant, self._dialect.COUNT_PRUNABLE[what], **limit))
         return store.Pruned(*map(int, counts))
 
     async def tenants(self) -> list[str]:
@@ -674,13 +677,13 @@ class _Matrix:
             setattr(self, name, new)
 
 
-def _prefix_condition(prefix: str, column: str = "key") -> tuple[list[str], dict[str, Any]]:
+def _prefix_condition(prefix: str, condition: str) -> tuple[list[str], dict[str, Any]]:
     """Return the condition for keys with a prefix, and its values. For a user's own sessions there is an index."""
     if not prefix:
         return [], {}
     if prefix.startswith("@") and prefix.find("/") == len(prefix) - 1:
         return [sql.OF_OWNER], {"owner": prefix}
-    return [sql.WITH_PREFIX.replace("key", column)], key_range(prefix)
+    return [condition], key_range(prefix)
 
 
 def _latest_day_first(row: Row) -> tuple[int, str]:
@@ -700,8 +703,9 @@ def _blocks_query(tenant: str, where: store.AuditFilter, before: int) -> Query:
     values = {name: indexed_value(value) for name in AUDIT_FIELDS if (value := getattr(where, name)) is not None}
     times = {"since": where.since or 0, "until": _MAX_INTEGER if where.until is None else where.until}
     block = {"block": (before - 2) // AUDIT_BLOCK, "blocks": _AUDIT_BLOCKS}
-    key = {"run_key": tables.run_key(run)} if (run := values.get("run_id")) is not None else {}
-    return bind(tenant, sql.find_audit_blocks(tuple(values)), **values, **key, **times, **block)
+    if (run := values.get("run_id")) is not None:
+        values["run_id"] = tables.run_key(run)
+    return bind(tenant, derived_sql.find_audit_blocks(tuple(values)), **values, **times, **block)
 
 
 def limit_or_max(limit: int | None) -> int:

@@ -13,8 +13,7 @@ from contextlib import suppress
 from functools import lru_cache
 from itertools import accumulate
 from operator import attrgetter
-from types import UnionType
-from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, cast, get_args, get_origin
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, cast, get_origin
 
 import msgspec
 
@@ -23,6 +22,7 @@ from atlas_agents.core.aio import TimeSlices
 from atlas_agents.core.errors import StoreError
 from atlas_agents.core.json import encode
 from atlas_agents.storage.hash_chain import ChainEnds, journal_row
+from atlas_agents.storage.sql.dialect import Dialect
 
 logger = logging.getLogger(__name__)
 Row: TypeAlias = tuple[Any, ...]
@@ -51,7 +51,7 @@ _COMPRESSION = (6, zlib.DEFLATED, -12, 5, zlib.Z_DEFAULT_STRATEGY, _EVENT_TEXT)
 """A small window: one event takes 14 microseconds, a quarter of what the default takes."""
 _STORED_TEXT = (
     b'{"resumed":"process":"epoch":"question":{"answer":{"approved":true,"by":"expires_at":"summary":"arguments":{"path":"'
-    b'"],"output":null,"model":"","asks":true,"mode":"","team":{},"chain":{},"wishes":null}{"messages":[{"role":"user",'
+    b'"],"output":null,"model":"","asks":true,"mode":"","team":{},"chain":{},"requested":null}{"messages":[{"role":"user",'
     b'{"status":"done","error":null,"used":{"usage":{"input":,"output":,"cached":0}}}"parts":[{"type":"thinking","text":"'
     b'{"type":"tool_result","call_id":"call_","status":"error","result":"","status":"ok","result":"'
     b'"}],"metadata":{"durations":{"call_{"type":"tool_call","id":"call_","name":"","arguments":{"'
@@ -97,11 +97,13 @@ Steps: TypeAlias = Generator[Query, list[Row], T]
 
 
 class WriteContext(msgspec.Struct, frozen=True):
-    """Tenant and time (milliseconds since 1970) of a commit, and the key of the hashes of audit rows, if any.
-    `is_shared`: commits of turns are written at the same time. `ends`: the ends of hash chains, if they are cached."""
+    """Tenant and time (milliseconds since 1970) of a commit, the statements of its database, and the key of the hashes
+    of audit rows, if any. `is_shared`: commits of turns are written at the same time. `ends`: the ends of hash chains,
+    if they are cached."""
 
     tenant: str
     now: int
+    dialect: Dialect
     audit_key: bytes | None = None
     is_shared: bool = False
     ends: ChainEnds | None = None
@@ -231,20 +233,13 @@ def run_key(run_id: str) -> str:
     repeats it: 15 characters of an id that begins with the time (UUID version 7), any other id as it is.
 
     The order of keys is that of the times. Two ids of one millisecond have the same key with a probability of 2^-48.
+    The schema of Postgres has the same function.
     """
     if _TIMED_ID.fullmatch(run_id) is None:
         return run_id
     time = bytes.fromhex(run_id[:8] + run_id[9:13])
     digest = hashlib.sha256(run_id.encode()).digest()[:6]
     return (b64encode(time)[1:] + b64encode(digest)).decode().translate(_ORDERED)
-
-
-def sql_run_key(run_id: str) -> str:
-    """Return the expression for `run_key` of a column on Postgres."""
-    return f"""CASE WHEN {run_id} ~ '^{_TIMED_ID.pattern}$' THEN translate(
-    substr(encode(decode(left({run_id}, 8) || substr({run_id}, 10, 4), 'hex'), 'base64'), 2)
-    || left(encode(sha256(convert_to({run_id}, 'UTF8')), 'base64'), 8), '{_BASE64}', '{_ORDERED_BASE64}')
-    ELSE {run_id} END"""
 
 
 def pack_hash(hash: str) -> str:
@@ -307,8 +302,8 @@ def unpack_steps(rows: Sequence[store.JournalRow]) -> list[store.JournalRow]:
 
 
 class Table(Generic[R]):
-    """A table whose rows are instances of a struct. `renamed` maps fields to columns with another, released name, and
-    values of `packed` fields are stored in compressed form.
+    """A table whose rows are instances of a struct. `renamed` maps fields to columns with another name, and values of
+    `packed` fields are stored in compressed form.
 
     Booleans are stored as the driver does, dicts as JSON in a BLOB, and tuples as JSON in a TEXT column.
     """
@@ -333,8 +328,6 @@ class Table(Generic[R]):
         self.names = tuple(renamed.get(field.name, field.name) for field in fields)
         self.columns = ", ".join(self.names)
         self._struct = struct
-        self._renamed = renamed
-        self._types = {name: _json_type(field.type) for name, field in zip(self.names, fields, strict=True)}
         self._get = attrgetter(*struct.__struct_fields__)
         self._decoders = [(n, decoders[field.name]) for n, field in enumerate(fields) if field.name in decoders]
         self._encoders = [
@@ -355,18 +348,6 @@ class Table(Generic[R]):
         """
         values = {name: f":{name}" for name in ("tenant", *self.names)} | expressions
         return f"INSERT INTO {self.name} ({', '.join(values)}) VALUES ({', '.join(values.values())})"
-
-    def column(self, field: str) -> str:
-        """Return the name of the column of a field."""
-        return self._renamed.get(field, field)
-
-    def recordset(self, rows: str, **more: str) -> str:
-        """Return the FROM item `w` that reads rows, and `more` columns with their types, from a JSON array on Postgres.
-
-        Columns of bytes are read as text in base64.
-        """
-        columns = ", ".join(f"{name} {kind}" for name, kind in (self._types | more).items())
-        return f"jsonb_to_recordset({rows}) AS w ({columns})"
 
     def values(self, row: R) -> dict[str, Any]:
         """Return the parameters of `insert` for a row."""
@@ -407,13 +388,6 @@ class Table(Generic[R]):
         return found
 
 
-def _json_type(kind: Any) -> str:
-    """Return the Postgres type of a field in a JSON object."""
-    kinds = get_args(kind) if get_origin(kind) is UnionType else (kind,)
-    return next((name for each, name in _JSON_TYPES.items() if each in kinds), "TEXT")
-
-
-_JSON_TYPES = {bool: "BOOLEAN", int: "BIGINT"}
 _EMPTY: dict[Any, Callable[[], Any]] = {dict: dict, tuple: tuple}
 
 
@@ -464,7 +438,7 @@ APPROVALS = Table("approvals", store.ApprovalRow)
 USAGE = Table("usage_sums", store.UsageRow)
 USAGE_KEY = ("day", "session", "agent_id", "model")
 BUDGETS = Table("budgets", store.BudgetRow)
-JOBS = Table("jobs", store.JobRow, user="user_id", notified="told")
+JOBS = Table("jobs", store.JobRow, user="user_id")
 RECORDS = Table("records", store.StoredRecord)
-DOCUMENTS = Table("documents", store.Document, collection="shelf")
-PASSAGES = Table("passages", store.PassageRow, collection="shelf")
+DOCUMENTS = Table("documents", store.Document)
+PASSAGES = Table("passages", store.PassageRow)

@@ -89,7 +89,7 @@ def _put_session_of(context: WriteContext, write: store.PutSession, runs: int) -
     given = _given_fields(write)
     values = _encode_session(store.Session(**given, created_at=context.now))
     new = {f"new_{name}": values[name] if name in given else None for name in write.__struct_fields__}
-    ((*row, last_run),) = yield context.bind(sql.PUT_SESSION, **values, **new, runs=runs)
+    ((*row, last_run),) = yield context.bind(context.dialect.PUT_SESSION, **values, **new, runs=runs)
     return tables.SESSIONS.decode(row), last_run
 
 
@@ -121,7 +121,7 @@ def _set_session_metadata(context: WriteContext, write: store.SetSessionMetadata
     kept = {key: value for key, value in session.metadata.items() if key not in write.deleted}
     changed = msgspec.structs.replace(session, metadata={**kept, **write.values})
     encoded = _encode_session(changed)["metadata"]
-    (row,) = yield context.bind(sql.SET_SESSION_METADATA, key=write.key, metadata=encoded, now=context.now)
+    (row,) = yield context.bind(context.dialect.SET_SESSION_METADATA, key=write.key, metadata=encoded, now=context.now)
     return tables.SESSIONS.decode(row)
 
 
@@ -133,7 +133,7 @@ def _name_session(context: WriteContext, write: store.NameSession) -> Steps[stor
 def _drop_session(context: WriteContext, write: store.DropSession) -> Steps[None]:
     if (yield context.bind(sql.HAS_OPEN_RUN, session=write.key)):
         raise Conflict(f"session {write.key!r} has an open run: cancel it first")
-    for statement in sql.DROP_ROWS:
+    for statement in (*context.dialect.DROP_ROWS, *sql.DROP_SESSION_ROWS):
         yield context.bind(statement, session=write.key)
     if not (yield context.bind(sql.DROP_SESSION, session=write.key)):
         raise _not_found("session", write.key)
@@ -147,7 +147,7 @@ def _add_messages_of(context: WriteContext, writes: Sequence[store.AddMessage]) 
         number = tables.message_number(context.tenant, write.session, write.id)
         named = {"session": write.session, "id": write.id, "id_number": number}
         body, place = pack_value(write.body), len(new) + 1
-        rows = yield context.bind(sql.ADD_MESSAGE, **named, run_id=write.run_id, body=body, place=place)
+        rows = yield context.bind(context.dialect.ADD_MESSAGE, **named, run_id=write.run_id, body=body, place=place)
         if rows:
             ((seq,),) = rows
             message = store.StoredMessage(write.session, seq, write.id, write.run_id, write.body)
@@ -159,7 +159,7 @@ def _add_messages_of(context: WriteContext, writes: Sequence[store.AddMessage]) 
         found.append(message)
     if new:
         session = new[-1].session
-        ((is_recent,),) = yield context.bind(sql.SET_LAST_MESSAGE, session=session, seq=new[-1].seq)
+        ((is_recent,),) = yield context.bind(context.dialect.SET_LAST_MESSAGE, session=session, seq=new[-1].seq)
         if not is_recent or not all([message.run_id for message in new]):
             yield context.bind(sql.SET_UPDATED_AT, session=session)
     return found
@@ -179,18 +179,18 @@ def _add_messages(context: WriteContext, write: store.AddMessages) -> Steps[None
         raise _not_found("session", write.session)
     ((seq,),) = rows
     for batch in split_batches(write.messages, tables.EVENT_BATCHES):
-        keys: dict[str, Any] = {}
+        numbers: dict[str, Any] = {}
         values: dict[str, Any] = {}
         for n, (id, body) in enumerate(batch):
             seq += 1
-            keys[f"id{n}"], keys[f"id_number{n}"] = id, tables.message_number(context.tenant, write.session, id)
-            values[f"seq{n}"], values[f"body{n}"] = seq, pack_value(body)
-        known = yield context.bind(sql.known_messages(len(batch)), session=write.session, **keys)
+            numbers[f"id_number{n}"] = tables.message_number(context.tenant, write.session, id)
+            values |= {f"seq{n}": seq, f"id{n}": id, f"body{n}": pack_value(body)}
+        known = yield context.bind(sql.known_messages(len(batch)), session=write.session, **numbers)
         counts = Counter([id for id, _ in batch]) + Counter({id for (id,) in known})
         for id, _ in batch:
             if counts[id] > 1:
                 raise Conflict(f"session {write.session!r} already has message {id!r}")
-        yield context.bind(sql.add_messages(len(batch)), session=write.session, **keys, **values)
+        yield context.bind(sql.add_messages(len(batch)), session=write.session, **numbers, **values)
 
 
 def _drop_messages(context: WriteContext, write: store.DropMessages) -> Steps[None]:
@@ -212,7 +212,7 @@ def find_run_by_key(context: WriteContext, write: store.AcceptRun) -> Steps[stor
 
 
 def _accept_run(context: WriteContext, write: store.AcceptRun) -> Steps[store.RunRow]:
-    rows = yield context.bind(sql.NEXT_RUN, session=write.session)
+    rows = yield context.bind(context.dialect.NEXT_RUN, session=write.session)
     if not rows:
         raise _not_found("session", write.session)
     ((place,),) = rows
@@ -234,7 +234,7 @@ def _put_and_accept(
 def _add_run(context: WriteContext, write: store.AcceptRun, place: int, epoch: int) -> Steps[store.RunRow]:
     """Add a run at a place of its session, with an owner or 0; return it as it was accepted."""
     run = new_run(context, write)
-    rows = yield context.bind(sql.ADD_RUN, **tables.RUNS.values(run) | {"epoch": epoch}, place=place)
+    rows = yield context.bind(context.dialect.ADD_RUN, **tables.RUNS.values(run) | {"epoch": epoch}, place=place)
     if not rows:
         raise Conflict(f"run {write.id!r} already exists")
     ((status,),) = rows
@@ -250,7 +250,7 @@ def new_run(context: WriteContext, write: store.AcceptRun) -> store.RunRow:
 
 
 def _claim_run(context: WriteContext, write: store.ClaimRun) -> Steps[int]:
-    rows = yield context.bind(sql.CLAIM_RUN, run_id=write.run_id)
+    rows = yield context.bind(context.dialect.CLAIM_RUN, run_id=write.run_id)
     if not rows:
         yield from _raise_ended(context, write.run_id)
     ((epoch,),) = rows
@@ -265,13 +265,13 @@ def _set_run(context: WriteContext, write: store.SetRun) -> Steps[str | None]:
     named = {"run_id": write.run_id, "epoch": write.epoch, "status": write.status}
     rows: list[tables.Row] = []
     if write.status != "queued":
-        rows = yield context.bind(sql.SET_RUN, **named, error=error, ended_at=ended_at, ends=ends)
+        rows = yield context.bind(context.dialect.SET_RUN, **named, error=error, ended_at=ended_at, ends=ends)
     if not rows:
         yield from _raise_not_set(context, write)
     ((session, has_queued),) = rows
     if ends:
         context.drop_end(write.run_id)
-    started = (yield context.bind(sql.START_NEXT, session=session)) if ends and has_queued else []
+    started = (yield context.bind(context.dialect.START_NEXT, session=session)) if ends and has_queued else []
     return next((id for (id,) in started), None)
 
 
@@ -313,7 +313,7 @@ def _add_journal(context: WriteContext, write: store.AddJournal) -> Steps[store.
         seq, hash = end if end is not None else (yield from _read_journal_end(context, write))
         previous = tables.unpack_hash(hash)
         step = journal_row(run_id, seq + 1, write.kind, write.key, context.now, previous, write.payload)
-        if (yield context.bind(sql.ADD_JOURNAL, **tables.JOURNAL.values(step), **owner, end_hash=hash)):
+        if (yield context.bind(context.dialect.ADD_JOURNAL, **tables.JOURNAL.values(step), **owner, end_hash=hash)):
             context.note_end(run_id, step.seq, step.hash)
             return step
         if end is None:
@@ -324,7 +324,7 @@ def _add_journal(context: WriteContext, write: store.AddJournal) -> Steps[store.
 def _read_journal_end(context: WriteContext, write: store.AddJournal) -> Steps[tuple[int, str]]:
     """Return the last step of a journal as it is stored, if the run may be continued."""
     run_id = write.run_id
-    rows = yield context.bind(sql.JOURNAL_END, run_id=run_id, run_key=tables.run_key(run_id))
+    rows = yield context.bind(context.dialect.JOURNAL_END, run_id=run_id, run_key=tables.run_key(run_id))
     if not rows:
         raise _not_found("run", run_id)
     ((status, epoch, seq, hash),) = rows
@@ -335,7 +335,9 @@ def _read_journal_end(context: WriteContext, write: store.AddJournal) -> Steps[t
 def _reserve_events(context: WriteContext, write: store.ReserveEvents) -> Steps[int]:
     if not 0 <= write.count <= MAX_RESERVED_EVENTS:
         raise StoreError(f"expected 0 to {MAX_RESERVED_EVENTS} events to reserve, got {write.count}")
-    rows = yield context.bind(sql.RESERVE_EVENTS, run_id=write.run_id, count=write.count, taken=int(write.takes))
+    rows = yield context.bind(
+        context.dialect.RESERVE_EVENTS, run_id=write.run_id, count=write.count, taken=int(write.takes)
+    )
     if not rows:
         raise _not_found("run", write.run_id)
     ((last, epoch),) = rows
@@ -358,7 +360,7 @@ def _add_events(context: WriteContext, write: store.AddEvents) -> Steps[None]:
         values: dict[str, Any] = {"run_key": tables.run_key(write.run_id)}
         for n, (seq, body) in enumerate(batch):
             values[f"seq{n}"], values[f"body{n}"] = seq, body
-        yield context.bind(sql.add_events(len(batch)), run_id=write.run_id, **values)
+        yield context.bind(context.dialect.add_events(len(batch)), run_id=write.run_id, **values)
 
 
 # Audit log, limits, approvals, usage
@@ -374,7 +376,7 @@ def _add_audit(context: WriteContext, write: store.AddAudit) -> Steps[store.Audi
                 "the audit log is signed, but this process has no key: set audit_key as in the other processes"
             )
         row = audit_row(seq + 1, hash, write.entry, context.audit_key)
-        if (yield context.bind(sql.ADD_AUDIT, **tables.AUDIT.values(row))):
+        if (yield context.bind(context.dialect.ADD_AUDIT, **tables.AUDIT.values(row))):
             context.note_end(_AUDIT_LOG, row.seq, row.hash)
             return row
         if end is None:
@@ -651,7 +653,7 @@ def _prune(context: WriteContext, write: store.Prune) -> Steps[store.Pruned]:
         if left <= 0:
             break
         keys = {"run_id": run_id, "run_key": tables.run_key(run_id)}
-        dropped = yield context.bind(sql.PRUNE_ROWS[write.what], **keys, limit=left)
+        dropped = yield context.bind(context.dialect.PRUNE_ROWS[write.what], **keys, limit=left)
         rows += sum([count for _, count in dropped])
         size += sum([length for length, _ in dropped])
         if len(dropped) < left:

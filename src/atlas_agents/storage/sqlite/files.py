@@ -6,7 +6,6 @@ A file that is missing, damaged, foreign or too new is rejected with a message t
 import atexit
 import contextlib
 import os
-import re
 import secrets
 import shutil
 import sqlite3
@@ -22,16 +21,10 @@ import msgspec
 from atlas_agents.core.errors import Conflict, StoreBusy, StoreError, StoreFull
 from atlas_agents.core.store import AuditRow
 from atlas_agents.storage.hash_chain import AuditHead, audit_head, find_audit_break
-from atlas_agents.storage.migrations import (
-    SQLITE,
-    check_applied,
-    log_moved,
-    log_step,
-    pending_migrations,
-    step_checksums,
-)
+from atlas_agents.storage.migrations import check_applied, log_step, pending_steps
 from atlas_agents.storage.sql import tables
-from atlas_agents.storage.sql.statements import AUDIT_BYTES, AUDIT_END
+from atlas_agents.storage.sql.statements import AUDIT_END
+from atlas_agents.storage.sqlite.statements import AUDIT_BYTES
 
 APPLICATION_ID = 0x41544C53
 """Application id in the file header: ATLS."""
@@ -48,10 +41,9 @@ _LARGE_CACHE = 64 << 10
 """Page cache of a reader for searches, in kilobytes."""
 _CHECKED_BYTES = 64 << 20
 """Files up to this size are checked completely when opened. In larger ones SQLite checks pages as it reads them."""
-_CREATE_CHECKSUMS = "CREATE TABLE IF NOT EXISTS schema_checksums (version INTEGER PRIMARY KEY, checksum TEXT NOT NULL)"
-_PUT_CHECKSUM = "INSERT INTO schema_checksums (version, checksum) VALUES (?, ?)"
-_MOVED_RUNS, _MOVED_MESSAGES, _LOG_INTERVAL = 200, 2000, 5.0
-"""Number of runs and of messages moved per transaction of a migration, and seconds between log lines."""
+_CREATE_VERSIONS = "CREATE TABLE IF NOT EXISTS schema_versions (version INTEGER PRIMARY KEY, checksum TEXT NOT NULL)"
+_READ_VERSIONS = "SELECT version, checksum FROM schema_versions"
+_PUT_VERSION = "INSERT INTO schema_versions (version, checksum) VALUES (?, ?)"
 _BACKUP_PAGES = 1024
 _BACKUP_BUSY_TIMEOUT = 5.0
 
@@ -130,7 +122,7 @@ def open_memory() -> sqlite3.Connection:
 
 @cache
 def _empty_database() -> sqlite3.Connection:
-    """Create an empty in-memory database to copy, which is 70 times faster than applying all migrations."""
+    """Create an empty in-memory database to copy, which is faster than creating its tables."""
     connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
     atexit.register(connection.close)
     _migrate(connection, Path(":memory:"))
@@ -246,135 +238,39 @@ def _migrate(connection: sqlite3.Connection, path: Path) -> None:
     """Apply all pending migrations. A second process waits and then finds none pending."""
     while _migrate_step(connection, path):
         pass
-    _move_rows(connection, path)
-
-
-_OLDER_TABLE = re.compile(r"ALTER TABLE (\w+) RENAME TO \w+_older")
-"""Statement that keeps a table until its rows are moved. It takes long, and a new database has no rows to move."""
 
 
 def _migrate_step(connection: sqlite3.Connection, path: Path) -> bool:
-    """Apply the next migration in one transaction, or all in a new database; return whether more may be pending."""
+    """Apply the next migration in one transaction; return whether more may be pending."""
     connection.execute("BEGIN IMMEDIATE")
     try:
+        connection.execute(_CREATE_VERSIONS)
         version: int = connection.execute("PRAGMA user_version").fetchone()[0]
-        pending = pending_migrations(version, f"database {path}", SQLITE)
-        _check_checksums(connection, path, version)
-        for number, statements in pending if version == 0 else pending[:1]:
-            if version:
-                log_step(f"path={path}", number, pending[-1][0])
-            for statement in statements:
-                connection.execute(statement if version else _OLDER_TABLE.sub(r"DROP TABLE \1", statement))
-            connection.execute(f"PRAGMA user_version = {number}")
-            connection.execute(_PUT_CHECKSUM, (number, step_checksums(SQLITE)[number]))
-        if connection.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
+        pending = pending_steps("sqlite", version, f"database {path}")
+        check_applied("sqlite", dict(connection.execute(_READ_VERSIONS).fetchall()), f"database {path}")
+        for step in pending[:1]:
+            log_step(f"path={path}", step, pending[-1].version)
+            for statement in _split_statements(step.sql):
+                connection.execute(statement)
             connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            connection.execute(f"PRAGMA user_version = {step.version}")
+            connection.execute(_PUT_VERSION, (step.version, step.checksum))
         connection.execute("COMMIT")
     except BaseException:
         with contextlib.suppress(sqlite3.Error):
             connection.execute("ROLLBACK")
         raise
-    return bool(pending)
+    return len(pending) > 1
 
 
-_NUMBER_RUNS = """
-UPDATE runs SET number = :last + unnumbered.place FROM (
-    SELECT id, row_number() OVER (ORDER BY id) AS place
-    FROM (SELECT rowid AS id FROM runs WHERE number IS NULL ORDER BY rowid LIMIT :limit)
-) AS unnumbered WHERE runs.rowid = unnumbered.id"""
-_MOVE_JOURNAL = """
-INSERT INTO journal_rows (id, kind, key, at, hash, payload)
-SELECT r.number << 31 | j.seq, j.kind, j.key, j.at, j.hash, j.payload
-FROM runs r CROSS JOIN journal_older j
-WHERE r.number > :last AND j.tenant = r.tenant AND j.run_id = r.id ORDER BY r.number, j.seq"""
-_MOVE_EVENTS = """
-INSERT INTO event_rows (id, body) SELECT r.number << 31 | e.seq, e.body FROM runs r CROSS JOIN events_older e
-WHERE r.number > :last AND e.tenant = r.tenant AND e.run_id = r.id ORDER BY r.number, e.seq"""
-_HAS_OLDER_ROWS = "SELECT EXISTS (SELECT 1 FROM sqlite_master WHERE name = 'journal_older')"
-_IS_UNFINISHED = """
-SELECT EXISTS (SELECT 1 FROM sqlite_master WHERE name = 'journal_older')
-    OR EXISTS (SELECT 1 FROM runs WHERE number IS NULL)"""
-
-
-_HAS_OLDER_MESSAGES = "SELECT EXISTS (SELECT 1 FROM sqlite_master WHERE name = 'messages_older')"
-_LAST_OF_BATCH = "SELECT max(id) FROM (SELECT rowid AS id FROM messages_older ORDER BY rowid LIMIT ?)"
-_MOVE_MESSAGES = """
-INSERT INTO messages (tenant, session, seq, id_number, id, run_id, body)
-SELECT tenant, session, seq, message_number(tenant, session, id), id, run_id, body FROM messages_older
-WHERE rowid <= ? ORDER BY rowid"""
-_MOVED_COUNTS = {
-    "runs": "SELECT count(number), count(*) FROM runs",
-    "messages": "SELECT count(*), count(*) + (SELECT count(*) FROM messages_older) FROM messages",
-}
-
-
-def _move_rows(connection: sqlite3.Connection, path: Path) -> None:
-    """Move rows of an older schema into the compact tables: journals and events of some runs per transaction, and then
-    some messages.
-
-    A run without a number was not moved yet, and a message that was moved is deleted, so a migration that was
-    interrupted continues here.
-    """
-    logged = time.monotonic()
-    moves = (("runs", _IS_UNFINISHED, _move_batch), ("messages", _HAS_OLDER_MESSAGES, _move_messages))
-    for what, is_unfinished, move in moves:
-        while connection.execute(is_unfinished).fetchone()[0]:
-            connection.execute("BEGIN IMMEDIATE")
-            try:
-                move(connection)
-                connection.execute("COMMIT")
-            except BaseException:
-                with contextlib.suppress(sqlite3.Error):
-                    connection.execute("ROLLBACK")
-                raise
-            if time.monotonic() - logged > _LOG_INTERVAL and connection.execute(is_unfinished).fetchone()[0]:
-                logged = time.monotonic()
-                log_moved(f"path={path}", what, *connection.execute(_MOVED_COUNTS[what]).fetchone())
-
-
-def _move_messages(connection: sqlite3.Connection) -> None:
-    """Move some messages; drop the older table once all are moved."""
-    if not connection.execute(_HAS_OLDER_MESSAGES).fetchone()[0]:
-        return  # another process was faster
-    (last,) = connection.execute(_LAST_OF_BATCH, (_MOVED_MESSAGES,)).fetchone()
-    if last is None:
-        connection.execute("DROP TABLE messages_older")
-        return
-    connection.create_function("message_number", 3, tables.message_number, deterministic=True)
-    connection.execute(_MOVE_MESSAGES, (last,))
-    connection.execute("DELETE FROM messages_older WHERE rowid <= ?", (last,))
-
-
-def _move_batch(connection: sqlite3.Connection) -> None:
-    """Move the rows of some runs; drop the older tables once all are moved."""
-    last, numbered = number_runs(connection)
-    if not connection.execute(_HAS_OLDER_ROWS).fetchone()[0]:
-        return  # another process was faster
-    if numbered:
-        connection.execute(_MOVE_JOURNAL, {"last": last})
-        connection.execute(_MOVE_EVENTS, {"last": last})
-    else:
-        connection.execute("DROP TABLE journal_older")
-        connection.execute("DROP TABLE events_older")
-
-
-def number_runs(connection: sqlite3.Connection) -> tuple[int, int]:
-    """Number some runs that have no number; return the last number before, and how many runs were numbered.
-
-    An older process that had the file open during the migration can still accept runs, but gives them no number.
-    """
-    (last,) = connection.execute("SELECT coalesce(max(number), 0) FROM runs").fetchone()
-    return last, connection.execute(_NUMBER_RUNS, {"last": last, "limit": _MOVED_RUNS}).rowcount
-
-
-def _check_checksums(connection: sqlite3.Connection, path: Path, version: int) -> None:
-    """Compare the applied migrations with those of this version. A database that has no checksums yet gets them."""
-    connection.execute(_CREATE_CHECKSUMS)
-    applied = dict(connection.execute("SELECT version, checksum FROM schema_checksums").fetchall())
-    check_applied(applied, f"database {path}", SQLITE)
-    if version and not applied:
-        rows = [(number, checksum) for number, checksum in step_checksums(SQLITE).items() if number <= version]
-        connection.executemany(_PUT_CHECKSUM, rows)
+def _split_statements(script: str) -> Iterator[str]:
+    """Yield the statements of a script. `executescript` would commit before the first one."""
+    statement = ""
+    for piece in script.split(";"):
+        statement += f"{piece};"
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""
 
 
 # Backup and restore
@@ -384,14 +280,12 @@ _COUNTS = {
     "messages": "SELECT count(*) FROM messages",
     "audit": "SELECT count(*) FROM audit",
     "open_runs": "SELECT count(*) FROM runs WHERE status IN ('queued', 'running', 'waiting')",
+    "open_jobs": "SELECT count(*) FROM jobs WHERE state IN ('queued', 'running')",
 }
-_OPEN_JOBS = "SELECT count(*) FROM jobs WHERE state IN ('queued', 'running')"
 _HAS_ROWS = (
     "SELECT EXISTS (SELECT 1 FROM sessions) OR EXISTS (SELECT 1 FROM audit) OR EXISTS (SELECT 1 FROM records)"
     " OR EXISTS (SELECT 1 FROM documents) OR EXISTS (SELECT 1 FROM usage_sums)"
 )
-_FIRST_VERSION_WITH_JOBS = 4
-"""The first schema version with jobs."""
 
 
 class DatabaseSummary(msgspec.Struct, frozen=True):
@@ -403,7 +297,7 @@ class DatabaseSummary(msgspec.Struct, frozen=True):
     messages: int
     audit: int
     open_runs: int
-    open_jobs: int = 0
+    open_jobs: int
     broken: str | None = None
 
 
@@ -464,13 +358,11 @@ def inspect(path: Path, *, shown_as: Path | None = None, audit_keys: Sequence[by
             )
             if found_id != APPLICATION_ID:
                 raise StoreError(f"{name} is not a database of Atlas Agents")
-            pending_migrations(schema, str(name), SQLITE)
+            pending_steps("sqlite", schema, str(name))
             integrity: str = found.execute("PRAGMA integrity_check(1)").fetchone()[0]
             if integrity != "ok":
                 raise StoreError(f"{name} is damaged: {' '.join(integrity.split())}")
             counts = {each: found.execute(sql).fetchone()[0] for each, sql in _COUNTS.items()}
-            if schema >= _FIRST_VERSION_WITH_JOBS:
-                counts["open_jobs"] = found.execute(_OPEN_JOBS).fetchone()[0]
             return DatabaseSummary(schema, path.stat().st_size, **counts, broken=_find_broken_chain(found, audit_keys))
     except sqlite3.Error as error:
         raise translate_error(error, name) from error
@@ -531,7 +423,7 @@ def _check_replaceable(target: Path, *, replace: bool) -> None:
     except sqlite3.DatabaseError as error:
         if isinstance(translate_error(error, target), StoreBusy):
             raise StoreBusy(f"database {target} is in use: stop the gateway first") from error
-        has_rows = True  # damaged, or its schema is older than some of these tables
+        has_rows = True  # damaged
     if has_rows and not replace:
         raise Conflict(f"database {target} is not empty: pass --replace to rename it and restore the backup")
 

@@ -1,7 +1,7 @@
 """Postgres store: several processes share one database. `PostgresStore` reads; its `Writer` commits in groups.
 
 Waiting commits of a tenant in one process share a transaction (group commit), as on SQLite. The commits of a turn are
-sent in two messages (`sql.pipelined`): they share their tenant's advisory lock and lock their sessions.
+sent in two messages (`pipelined`): they share their tenant's advisory lock and lock their sessions.
 All others hold the lock alone and run step by step (`sql.writes`), one after the other across all processes. Indexing
 has a `Writer` of its own and shares the lock, so that turns do not wait for it.
 """
@@ -30,22 +30,22 @@ from atlas_agents.core.store import (
     Where,
     Write,
 )
-from atlas_agents.storage import postgres_connection
 from atlas_agents.storage.hash_chain import START, AuditSigner, ChainEnds
 from atlas_agents.storage.history_cache import HistoryCache
-from atlas_agents.storage.migrations import POSTGRES
-from atlas_agents.storage.postgres_connection import Cursor
-from atlas_agents.storage.sql import statements as sql
-from atlas_agents.storage.sql import tables
-from atlas_agents.storage.sql.derived import DERIVED_TABLES, NotShared
-from atlas_agents.storage.sql.pipelined import (
+from atlas_agents.storage.postgres import connection as postgres_connection
+from atlas_agents.storage.postgres import statements as sql
+from atlas_agents.storage.postgres.connection import Cursor
+from atlas_agents.storage.postgres.pipelined import (
     Batch,
     NotPipelined,
     content_size,
     is_pipelined,
     unknown_journals,
 )
+from atlas_agents.storage.sql import tables
+from atlas_agents.storage.sql.derived import DERIVED_TABLES, NotShared
 from atlas_agents.storage.sql.reads import SqlReads, limit_or_max
+from atlas_agents.storage.sql.statements import LAST_AUDIT
 from atlas_agents.storage.sql.tables import (
     AUDIT,
     Query,
@@ -57,7 +57,14 @@ from atlas_agents.storage.sql.tables import (
     unpack_events,
     unpack_hash,
 )
-from atlas_agents.storage.sql.text_search import match_sessions_postgres, scope_values, search_postgres
+from atlas_agents.storage.sql.text_search import (
+    MAX_WORDS,
+    CostLimits,
+    choose_words,
+    key_range,
+    plain_words,
+    scope_values,
+)
 from atlas_agents.storage.sql.writes import apply_writes
 
 T = TypeVar("T")
@@ -77,21 +84,13 @@ _MAX_GROUP_BYTES = 8 << 20
 _RETRY_DELAY = 0.1
 _BORROW_TIMEOUT = 5.0
 _UNCLEAR = "the connection to Postgres was lost while committing: the commit may or may not have been written"
-_FENCE = b"""INSERT INTO commit_tokens AS t
-SELECT CAST(%(id)s AS UUID), CAST(%(token)s AS BIGINT) + 1, now()
-ON CONFLICT (id) DO UPDATE SET written_at = now(),
-    token = CASE WHEN t.token = %(token)s THEN t.token ELSE excluded.token END RETURNING token = %(token)s"""
-"""Decides whether a transaction was committed: waits until it has ended, and returns whether its token is there. If
-not, a higher token takes its place, so that the transaction fails if it arrives later."""
 _TOKEN_STEP = 2
 _MAX_PAUSE = 0.03
 """Seconds between two groups of commits, at most."""
 _LAST_AUDIT_ROWS = 1000
 """Number of rows at the end of the audit log that are searched for the rows of a commit with an unclear outcome."""
-_PRUNE_TOKENS = """DELETE FROM commit_tokens WHERE id IN (
-SELECT id FROM commit_tokens WHERE written_at < now() - interval '1 day' FOR UPDATE SKIP LOCKED)"""
-"""Deletes old tokens. A token is needed only while a writer retries, which takes seconds; a live writer inserts a
-deleted row again."""
+_SEARCH_LIMITS = CostLimits(500, 2_000)
+"""Lower than on SQLite, because Postgres reads the whole row of each passage: 6,000 passages took 60 ms."""
 
 
 class PostgresStore(SqlReads):
@@ -112,7 +111,7 @@ class PostgresStore(SqlReads):
         audit: Signs the audit log.
     """
 
-    _is_branch = POSTGRES["is_branch"]
+    _dialect = sql
     _analyze = Query(f"ANALYZE {', '.join(DERIVED_TABLES)}", {})
     """Postgres analyzes tables itself up to a minute later; until then, some sums of usage take 20 times as long."""
 
@@ -151,8 +150,7 @@ class PostgresStore(SqlReads):
         self._open: tuple[Pool, Writer, Writer] | None = None
         self._reads = BackgroundTasks("Postgres reads")
         self._groups = {
-            statement: ReadGroup(self._reads, self._execute, grouped)
-            for statement, grouped in sql.POSTGRES_GROUPED.items()
+            statement: ReadGroup(self._reads, self._execute, grouped) for statement, grouped in sql.GROUPED.items()
         }
 
     @property
@@ -167,7 +165,6 @@ class PostgresStore(SqlReads):
             async with await postgres_connection.connect(self._url) as connection:
                 await self._configure(connection)
                 await postgres_connection.migrate(connection, self._schema)
-                await postgres_connection.ensure_function(connection)
                 await prune_tokens(connection)
                 self._pgvector_schema = await postgres_connection.find_pgvector(connection) if self._pgvector else None
         except psycopg.Error as error:
@@ -282,18 +279,28 @@ class PostgresStore(SqlReads):
         return self._pgvector_schema is not None
 
     async def search_text(self, tenant: str, where: Where, words: Sequence[str], *, limit: int = 50) -> list[Hit]:
-        return await search_postgres(self.search, tenant, where, words, limit)
+        wanted = [f"'{word}'" for word in plain_words(words)[:MAX_WORDS]]
+        if not wanted:
+            return []
+        each = {f"match{n}": word for n, word in enumerate(wanted)}
+        scope = scope_values(where)
+        counts = bind(tenant, sql.count_matches(len(wanted)), **scope, max_rows=_SEARCH_LIMITS.common_from, **each)
+        chosen = choose_words(_SEARCH_LIMITS, wanted, await self.search(counts), " | ", " & ")
+        values = {"match": chosen, "max_rows": _SEARCH_LIMITS.max_scored, "limit": max(limit, 0)}
+        return [Hit(id, score) for id, score in await self.search(bind(tenant, sql.MATCHING, **scope, **values))]
 
     async def match_sessions(
         self, tenant: str, words: Sequence[str], prefix: str, before: int, limit: int
     ) -> list[Row]:
-        return await match_sessions_postgres(self.search, tenant, words, prefix, before, limit)
+        match = " & ".join([f"'{word}'{':*' if len(word) > 1 else ''}" for word in words])
+        keys = {"all": not prefix, **key_range(prefix or "@")}
+        return await self.search(bind(tenant, sql.SESSION_MATCHES, match=match, before=before, limit=limit, **keys))
 
     async def find_nearest(self, tenant: str, where: Where, model: str, vector: bytes, *, limit: int = 50) -> list[Hit]:
         dimensions = len(vector) // 2
         if not await self._ensure_indexed(model, dimensions):
             return await super().find_nearest(tenant, where, model, vector, limit=limit)
-        statement = sql.postgres_nearest(dimensions)
+        statement = sql.find_nearest(dimensions)
         values = {"model": model, "vector": Vector(vector), "limit": max(limit, 0)}
         rows = await self.search(bind(tenant, statement, **scope_values(where), **values))
         hits = [Hit(id, score) for id, score in rows]
@@ -545,7 +552,7 @@ class Writer:
         if (query := unknown_journals(tenant, commits, self._journals)) is not None:
             for run_id, seq, hash in await postgres_connection.execute(connection.cursor(), query):
                 self._journals.put(tenant, run_id, seq or 0, unpack_hash(hash or START))
-        context = WriteContext(tenant, int(self._clock.time() * 1000), self._audit_key)
+        context = WriteContext(tenant, int(self._clock.time() * 1000), sql, self._audit_key)
         return Batch(context, commits, self._journals, tenant_lock_id(self._schema, tenant, "audit"))
 
     async def _call_hook(
@@ -572,9 +579,9 @@ class Writer:
             cursor = connection.cursor()
             try:
                 await cursor.execute("BEGIN")
-                begin = sql.POSTGRES_BEGIN_SHARED if is_shared else sql.POSTGRES_BEGIN_STEPWISE
+                begin = sql.BEGIN_SHARED if is_shared else sql.BEGIN_STEPWISE
                 await postgres_connection.execute(cursor, Query(begin, self._token_values(tenant, token)))
-                context = WriteContext(tenant, int(self._clock.time() * 1000), self._audit_key, is_shared)
+                context = WriteContext(tenant, int(self._clock.time() * 1000), sql, self._audit_key, is_shared)
                 if len(group) == 1:
                     after_commit = [await self._apply(cursor, context, group[0])]
                 else:
@@ -630,11 +637,11 @@ class Writer:
         while True:
             try:
                 async with self._pool.connection(timeout=1.0) as connection:
-                    cursor = await connection.execute(_FENCE, self._token_values(tenant, token))
-                    if await cursor.fetchone() != (True,):
+                    fence = Query(sql.FENCE, self._token_values(tenant, token))
+                    if await postgres_connection.execute(connection.cursor(), fence) != [(True,)]:
                         return False
                     if batch is not None:  # the answer with its audit rows was lost as well
-                        query = bind(tenant, sql.LAST_AUDIT, after=0, limit=_LAST_AUDIT_ROWS)
+                        query = bind(tenant, LAST_AUDIT, after=0, limit=_LAST_AUDIT_ROWS)
                         rows = await postgres_connection.execute(connection.cursor(binary=True), query)
                         batch.find_audit(AUDIT.all(rows)[::-1])
                     return True
@@ -660,7 +667,7 @@ def tenant_lock_id(schema: str, tenant: str, purpose: str = "") -> int:
 
 async def prune_tokens(connection: postgres_connection.Connection) -> None:
     """Delete the tokens of writers that have not written for a day; most of them are gone."""
-    await connection.execute(_PRUNE_TOKENS)
+    await connection.execute(sql.PRUNE_TOKENS)
 
 
 async def _roll_back(connection: postgres_connection.Connection) -> None:

@@ -20,8 +20,7 @@ from psycopg.rows import TupleRow
 
 from atlas_agents.core.aio import TimeSlices
 from atlas_agents.core.errors import StoreBusy, StoreError, StoreFull, StoreLost
-from atlas_agents.storage.migrations import POSTGRES, check_applied, log_step, pending_migrations, step_checksums
-from atlas_agents.storage.sql.statements import POSTGRES_CREATE_FUNCTION, POSTGRES_FUNCTION
+from atlas_agents.storage.migrations import check_applied, log_step, pending_steps
 from atlas_agents.storage.sql.tables import Query, Row, Vector
 
 logger = logging.getLogger(__name__)
@@ -39,8 +38,9 @@ CONNECT_OPTIONS: dict[str, Any] = {
 }
 _PARAMETER = re.compile(r":(\w+)")
 _MIGRATION_LOCK = 0x41544C53
-_PUT_CHECKSUMS = """
-INSERT INTO schema_checksums (version, checksum) SELECT * FROM unnest(CAST(%s AS BIGINT[]), CAST(%s AS TEXT[]))"""
+_CREATE_VERSIONS = "CREATE TABLE IF NOT EXISTS schema_versions (version BIGINT PRIMARY KEY, checksum TEXT NOT NULL)"
+_READ_VERSIONS = "SELECT version, checksum FROM schema_versions"
+_PUT_VERSION = "INSERT INTO schema_versions (version, checksum) VALUES (%s, %s)"
 _STEP_TIMEOUT = 600.0
 """Seconds that a migration step may take, since it may scan a whole table."""
 _LOST = ("08", "57P", "53300", "25P03")
@@ -125,59 +125,23 @@ async def migrate(connection: Connection, schema: str) -> None:
 
 
 async def _migrate_step(connection: Connection, schema: str) -> bool:
-    """Apply the next migration in one transaction, or all in a new schema; return whether more may be pending."""
+    """Apply the next migration in one transaction; return whether more may be pending."""
     where = f"the Postgres schema {schema}"
     async with connection.transaction():
         await connection.execute("SELECT pg_advisory_xact_lock(%s)", (_MIGRATION_LOCK,))
         found = await connection.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (schema,))
         if not await found.fetchone():
             await connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)))
-        await connection.execute("CREATE TABLE IF NOT EXISTS schema_version (version BIGINT NOT NULL)")
-        row = await (await connection.execute("SELECT max(version) FROM schema_version")).fetchone()
-        version: int = row[0] if row and row[0] is not None else 0
-        pending = pending_migrations(version, where, POSTGRES)
-        await _check_checksums(connection, where, version)
-        if not pending:
-            return False
-        connection.answer_timeout = _STEP_TIMEOUT
-        steps = pending[:1] if version else pending
-        requests = [statement for _, statements in steps for statement in statements]
-        if version:
-            log_step(f"schema={schema}", steps[0][0], pending[-1][0])
-        else:  # there are no rows, so no statement takes long and all are one request
-            requests = [";\n".join(requests)]
-        for request in requests:
-            await connection.execute(request.encode())
-        numbers = [number for number, _ in steps]
-        await connection.execute("INSERT INTO schema_version SELECT unnest(CAST(%s AS BIGINT[]))", (numbers,))
-        await _put_checksums(connection, numbers)
-    return True
-
-
-async def _check_checksums(connection: Connection, where: str, version: int) -> None:
-    """Compare the applied migrations with those of this version. A schema that has no checksums yet gets them."""
-    await connection.execute(
-        "CREATE TABLE IF NOT EXISTS schema_checksums (version BIGINT PRIMARY KEY, checksum TEXT NOT NULL)"
-    )
-    rows = await (await connection.execute("SELECT version, checksum FROM schema_checksums")).fetchall()
-    applied: dict[int, str] = dict(rows)
-    check_applied(applied, where, POSTGRES)
-    if version and not applied:
-        await _put_checksums(connection, [number for number in step_checksums(POSTGRES) if number <= version])
-
-
-async def _put_checksums(connection: Connection, numbers: list[int]) -> None:
-    checksums = step_checksums(POSTGRES)
-    await connection.execute(_PUT_CHECKSUMS, (numbers, [checksums[number] for number in numbers]))
-
-
-async def ensure_function(connection: Connection) -> None:
-    """Create the function that writes turns, unless a process of this version has created it before."""
-    async with connection.transaction():
-        await connection.execute("SELECT pg_advisory_xact_lock(%s)", (_MIGRATION_LOCK,))
-        found = await (await connection.execute("SELECT to_regproc(%s)", (POSTGRES_FUNCTION,))).fetchone()
-        if found is None or found[0] is None:
-            await connection.execute(POSTGRES_CREATE_FUNCTION.encode())
+        await connection.execute(_CREATE_VERSIONS)
+        applied = dict(await (await connection.execute(_READ_VERSIONS)).fetchall())
+        pending = pending_steps("postgres", max(applied, default=0), where)
+        check_applied("postgres", applied, where)
+        for step in pending[:1]:
+            log_step(f"schema={schema}", step, pending[-1].version)
+            connection.answer_timeout = _STEP_TIMEOUT
+            await connection.execute(step.sql.encode())
+            await connection.execute(_PUT_VERSION, (step.version, step.checksum))
+    return len(pending) > 1
 
 
 async def execute(cursor: Cursor, query: Query, *, prepare: bool | None = None) -> list[Row]:

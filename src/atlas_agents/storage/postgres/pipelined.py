@@ -1,6 +1,6 @@
 """Pipelined writes: a Postgres function that receives a group of commits of turns in one message.
 
-The function (`statements.POSTGRES_CREATE_FUNCTION`) writes each table once for all commits, and checks what `writes`
+The function (`write_turns.sql`) writes each table once for all commits, and checks what `writes`
 checks step by step. If it finds anything unexpected, it fails, and the group is repeated with the steps of `writes`,
 which decide and explain. So this module may give up at any time (`NotPipelined`), but must never accept a commit that
 the steps would reject.
@@ -20,7 +20,7 @@ import msgspec
 from atlas_agents.core import store
 from atlas_agents.core.json import encode
 from atlas_agents.storage.hash_chain import START, ChainEnds, audit_row, journal_row
-from atlas_agents.storage.sql import statements as sql
+from atlas_agents.storage.postgres import statements as sql
 from atlas_agents.storage.sql import tables
 from atlas_agents.storage.sql.tables import Query, Row, WriteContext, clean_text, pack_bodies, pack_value
 from atlas_agents.storage.sql.writes import FIRST_OWNER, MAX_RESERVED_EVENTS, changed_fields, new_run
@@ -77,7 +77,7 @@ def unknown_journals(tenant: str, commits: Sequence[Sequence[store.Write]], jour
     runs = {step.run_id for step in steps if not (step.epoch == FIRST_OWNER and step.run_id in claimed)}
     unknown = sorted(run_id for run_id in runs if journals.get(tenant, run_id) is None)
     keys = [*map(tables.run_key, unknown)]
-    return tables.bind(tenant, sql.POSTGRES_JOURNAL_ENDS, run_ids=unknown, run_keys=keys) if unknown else None
+    return tables.bind(tenant, sql.JOURNAL_ENDS, run_ids=unknown, run_keys=keys) if unknown else None
 
 
 class Batch:
@@ -128,9 +128,9 @@ class Batch:
             rows["events"] = [pack for run_id, events in self.events.items() for pack in _pack_events(run_id, events)]
         chain = {"chain": self._chain_lock} if self._entries and self.context.audit_key else {}
         given = {"tenant": self.context.tenant, "now": self.context.now} | token | rows | self._locks() | chain
-        queries = [Query(sql.POSTGRES_WRITE_TURNS, {"given": encode(given).decode()})]
+        queries = [Query(sql.WRITE_TURNS, {"given": encode(given).decode()})]
         if put := [key for key, session in self.sessions.items() if session["put"]]:
-            queries.append(tables.bind(self.context.tenant, sql.POSTGRES_GROUPED[sql.SESSION], key=put))
+            queries.append(tables.bind(self.context.tenant, sql.SESSIONS_BY_KEY, key=put))
         return queries
 
     def finish(self, answers: Sequence[list[Row]]) -> None:
@@ -142,11 +142,11 @@ class Batch:
             finisher(answer)
         if self._entries and self.context.audit_key:
             rows = [tables.AUDIT.values(row) for row in self._chain(*(answer.chain or (0, START)))]
-            self.final_queries.append(self._bind(sql.POSTGRES_ADD_AUDIT, rows=encode(rows).decode()))
+            self.final_queries.append(self._bind(sql.ADD_AUDIT_ROWS, rows=encode(rows).decode()))
         elif self._entries:
             entries = encode([entry for _, entry in self._entries]).decode()
             self.is_chained_by_server = True
-            self.final_queries.append(self._bind(sql.POSTGRES_CHAIN_AUDIT, chain=self._chain_lock, entries=entries))
+            self.final_queries.append(self._bind(sql.CHAIN_AUDIT, chain=self._chain_lock, entries=entries))
 
     def finish_audit(self, answers: Sequence[list[Row]]) -> None:
         """Read the answer to `final_queries` if the server chained the entries: the previous end of the log."""

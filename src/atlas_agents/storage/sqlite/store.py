@@ -23,23 +23,23 @@ import msgspec
 
 from atlas_agents.core.aio import SYSTEM_CLOCK, BatchThread, Clock, QueuedRequest
 from atlas_agents.core.errors import StoreError, StoreFull, StoreInUse
-from atlas_agents.core.store import AcceptRun, ClaimJob, ClaimRun, Hit, RunRow, Where, Write
+from atlas_agents.core.store import AcceptRun, ClaimJob, ClaimRun, RunRow, Write
 from atlas_agents.storage.hash_chain import AuditSigner, ChainEnds, CheckRows
-from atlas_agents.storage.migrations import SQLITE
-from atlas_agents.storage.sql import statements, tables
-from atlas_agents.storage.sql.reads import SqlReads
+from atlas_agents.storage.sql import tables
+from atlas_agents.storage.sql.statements import AUDIT, OPEN_RUNS
 from atlas_agents.storage.sql.tables import Query, Row, Steps, WriteContext, bind
-from atlas_agents.storage.sql.text_search import match_sessions_sqlite, search_sqlite
 from atlas_agents.storage.sql.writes import apply_writes
-from atlas_agents.storage.sqlite_files import (
+from atlas_agents.storage.sqlite import statements
+from atlas_agents.storage.sqlite.files import (
     OpenOptions,
     file_identity,
-    number_runs,
     open_memory,
     open_reader,
     open_writer,
     translate_error,
 )
+from atlas_agents.storage.sqlite.reads import SqliteReads
+from atlas_agents.storage.sqlite.statements import PARTS, Parts
 
 T = TypeVar("T")
 _OWNING_WRITES = (AcceptRun, ClaimRun, ClaimJob)
@@ -47,7 +47,7 @@ _OWNING_WRITES = (AcceptRun, ClaimRun, ClaimJob)
 _MEMORY = Path(":memory:")
 
 
-class SqliteStore(SqlReads):
+class SqliteStore(SqliteReads):
     """Store in one SQLite file.
 
     Any number of processes may read the file and run turns in sessions of their own. Unfinished turns are resumed only
@@ -61,8 +61,6 @@ class SqliteStore(SqlReads):
         clock: Source of time.
         audit: Signs the audit log.
     """
-
-    _is_branch = SQLITE["is_branch"]
 
     def __init__(
         self,
@@ -146,7 +144,7 @@ class SqliteStore(SqlReads):
 
     async def check_audit(self, tenant: str, after: int, limit: int, check: CheckRows) -> str | None:
         """Check audit rows on the thread that has read them: the event loop is not blocked meanwhile."""
-        return await self._search_thread().run(_Check(bind(tenant, statements.AUDIT, after=after, limit=limit), check))
+        return await self._search_thread().run(_Check(bind(tenant, AUDIT, after=after, limit=limit), check))
 
     async def scan(self, query: Query) -> list[Row]:
         """Execute a query on a connection and thread of its own, so that not even searches wait for it."""
@@ -157,14 +155,6 @@ class SqliteStore(SqlReads):
             return await scanner.thread.run(query)
         finally:
             await scanner.thread.close("close")
-
-    async def search_text(self, tenant: str, where: Where, words: Sequence[str], *, limit: int = 50) -> list[Hit]:
-        return await search_sqlite(self.search, tenant, where, words, limit)
-
-    async def match_sessions(
-        self, tenant: str, words: Sequence[str], prefix: str, before: int, limit: int
-    ) -> list[Row]:
-        return await match_sessions_sqlite(self.search, tenant, words, prefix, before, limit)
 
     def _search_thread(self) -> "BatchThread[_ReadRequest]":
         self._require_threads()
@@ -254,9 +244,7 @@ class _WriteThread:
         connection.execute("BEGIN IMMEDIATE")
         try:
             self._take_lease(alone=True)
-            while number_runs(connection)[1]:
-                pass
-            found = connection.execute(statements.OPEN_RUNS).fetchall()
+            found = connection.execute(OPEN_RUNS).fetchall()
             connection.execute("COMMIT")
         finally:
             roll_back(connection)
@@ -300,7 +288,9 @@ class _WriteThread:
         self.transactions += 1
 
     def _apply(self, connection: sqlite3.Connection, commit: _Commit) -> list[Any]:
-        context = WriteContext(commit.tenant, int(self._clock.time() * 1000), self._audit_key, ends=self._ends)
+        context = WriteContext(
+            commit.tenant, int(self._clock.time() * 1000), statements, self._audit_key, ends=self._ends
+        )
         return run_steps(connection, apply_writes(context, commit.writes))
 
     def _apply_in_savepoint(self, connection: sqlite3.Connection, queued: _QueuedWrite, commit: _Commit) -> None:
@@ -351,17 +341,15 @@ class _ReadThread:
 
 
 def execute(connection: sqlite3.Connection, query: Query) -> list[Row]:
-    """Execute a query in its form for SQLite."""
-    parts = statements.SQLITE_PARTS.get(query.sql)
-    if parts is not None:
-        return _execute_parts(connection, parts, query.values)
-    return connection.execute(statements.SQLITE_FORMS.get(query.sql, query.sql), query.values).fetchall()
+    """Execute a query, or a write in its parts."""
+    parts = PARTS.get(query.sql)
+    if parts is None:
+        return connection.execute(query.sql, query.values).fetchall()
+    return _execute_parts(connection, parts, query.values)
 
 
-def _execute_parts(
-    connection: sqlite3.Connection, parts: statements.SqliteParts, values: Mapping[str, Any]
-) -> list[Row]:
-    """Execute a write in its parts, and return the same rows as the statement that Postgres executes."""
+def _execute_parts(connection: sqlite3.Connection, parts: Parts, values: Mapping[str, Any]) -> list[Row]:
+    """Execute a write, and return the same rows as the statement that Postgres executes."""
     found: list[Row] = []
     if parts.check:
         found = connection.execute(parts.check, values).fetchall()
@@ -536,7 +524,7 @@ def _forget_leases() -> None:
 os.register_at_fork(before=_leases_guard.acquire, after_in_parent=_leases_guard.release, after_in_child=_forget_leases)
 
 
-class MemoryStore(SqlReads):
+class MemoryStore(SqliteReads):
     """Store in memory. It works without `open`, keeps its rows after `close`, and loses them with the object.
 
     Statements run on the calling thread: there is no disk to wait for.
@@ -544,8 +532,6 @@ class MemoryStore(SqlReads):
     Args:
         clock: Source of time; a `VirtualClock` in tests.
     """
-
-    _is_branch = SQLITE["is_branch"]
 
     def __init__(self, *, clock: Clock = SYSTEM_CLOCK) -> None:
         super().__init__()
@@ -561,7 +547,7 @@ class MemoryStore(SqlReads):
         """Do nothing."""
 
     async def commit(self, tenant: str, writes: Sequence[Write]) -> list[Any]:
-        context = WriteContext(tenant, int(self._clock.time() * 1000), ends=self._ends)
+        context = WriteContext(tenant, int(self._clock.time() * 1000), statements, ends=self._ends)
         with self._lock:
             connection = self._connect()
             try:
@@ -581,14 +567,6 @@ class MemoryStore(SqlReads):
                 return execute(self._connect(), query)
             except sqlite3.Error as error:
                 raise translate_error(error, _MEMORY) from error
-
-    async def search_text(self, tenant: str, where: Where, words: Sequence[str], *, limit: int = 50) -> list[Hit]:
-        return await search_sqlite(self.search, tenant, where, words, limit)
-
-    async def match_sessions(
-        self, tenant: str, words: Sequence[str], prefix: str, before: int, limit: int
-    ) -> list[Row]:
-        return await match_sessions_sqlite(self.search, tenant, words, prefix, before, limit)
 
     def _connect(self) -> sqlite3.Connection:
         if self._connection is None:
