@@ -13,7 +13,7 @@ from conformance_processes import DispatcherSetup
 from crash.checker import CHECKS, format_case
 from crash.evidence import Evidence
 from crash.evidence_log import read
-from crash.more_checks import Transcripts, same_end
+from crash.more_invariants import Transcripts, same_end
 from crash.replies import REPLIES
 from crash.runner import Case, Outcome
 from crash.stores import QUERIES, SqliteDatabase, Tables, tables

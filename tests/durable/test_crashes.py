@@ -16,6 +16,7 @@ from crash.suites import SUITES
 from crash.tally import Tally
 
 import fork_server
+from checks import scaled
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -39,7 +40,7 @@ def crash(record_property: Callable[[str, object], None]) -> Crash:
 
     def run(suite: str, count: int, *arguments: str) -> Tally:
         options = ("--count", str(count), "--seed", SEED, *arguments)
-        done = fork_server.run("-m", "crash", suite, *options, cwd=Path(__file__).parent, timeout=580)
+        done = fork_server.run("-m", "crash", suite, *options, cwd=Path(__file__).parent, timeout=scaled(580))
         assert done.returncode == 0, done.stderr
         tally = msgspec.json.decode(done.stdout, type=Tally)
         record_property("crash_cases", tally.cases)

@@ -13,6 +13,7 @@ from atlas_agents import Agent, Answer, Approvals, Atlas, Compaction, Delegation
 from atlas_agents.core.errors import StoreError
 from atlas_agents.core.store import Store
 from atlas_agents.testing import Environment, Registry
+from checks import scaled
 from crash.client import Client, make_answer
 from crash.evidence_log import EvidenceLog
 from crash.fault_points import NO_FAULT, Plan, Points
@@ -78,7 +79,7 @@ async def _run_to_end(setup: CaseSetup, process: CaseProcess) -> None:
     atlas = build(script, store)
     client = Client(atlas, script, before)
     try:
-        async with asyncio.timeout(_PROCESS_TIMEOUT) as limit:
+        async with asyncio.timeout(scaled(_PROCESS_TIMEOUT)) as limit:
             if plan.forever:
                 STATE.points.on_first_fault = partial(_limit_soon, asyncio.get_running_loop(), limit)
             await client.run_to_end(restarted=process.number > 1, sends_first=plan.sends_first)

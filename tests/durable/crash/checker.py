@@ -4,31 +4,31 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from crash import checks, more_checks
+from crash import invariants, more_invariants
 from crash.evidence import Evidence, transcript
 from crash.evidence_log import LogEntry
 from crash.fault_points import Plan
-from crash.more_checks import Transcripts
+from crash.more_invariants import Transcripts
 from crash.runner import Outcome
 
 CHECKS: dict[str, Callable[[Evidence], Iterator[str]]] = {
-    "I1": checks.messages_accepted_once,
-    "summaries": checks.summaries_once,
-    "I2": checks.effects_once,
-    "I3": checks.pairs_are_complete,
-    "I4": checks.every_run_ends,
-    "steering": checks.steering_messages_enter_once,
-    "I5": checks.chains_are_valid,
-    "I6": checks.audit_is_complete,
-    "I7": checks.results_are_correct,
-    "I8": checks.effects_are_allowed,
-    "I9": more_checks.events_match_the_store,
-    "I11": more_checks.restart_changes_nothing,
-    "I12": more_checks.counts_are_exact,
-    "jobs": more_checks.jobs_are_done_once,
-    "crash loop": more_checks.crash_loop_is_given_up,
-    "snapshot": more_checks.snapshot_is_what_a_kill_leaves,
-    "answers": more_checks.answers_are_those_of_the_script,
+    "I1": invariants.messages_accepted_once,
+    "summaries": invariants.summaries_once,
+    "I2": invariants.effects_once,
+    "I3": invariants.pairs_are_complete,
+    "I4": invariants.every_run_ends,
+    "steering": invariants.steering_messages_enter_once,
+    "I5": invariants.chains_are_valid,
+    "I6": invariants.audit_is_complete,
+    "I7": invariants.results_are_correct,
+    "I8": invariants.effects_are_allowed,
+    "I9": more_invariants.events_match_the_store,
+    "I11": more_invariants.restart_changes_nothing,
+    "I12": more_invariants.counts_are_exact,
+    "jobs": more_invariants.jobs_are_done_once,
+    "crash loop": more_invariants.crash_loop_is_given_up,
+    "snapshot": more_invariants.snapshot_is_what_a_kill_leaves,
+    "answers": more_invariants.answers_are_those_of_the_script,
 }
 _CALM = ("nothing", "kill", "snapshot", "stop", "busy", "full", "lost", "unclear", "io")
 """Faults after which a turn must still reach its regular end."""
@@ -39,7 +39,7 @@ def violations(outcome: Outcome, plain: Transcripts) -> list[str]:
     evidence = Evidence(outcome)
     found = [f"{name}: {wrong}" for name, check in CHECKS.items() for wrong in check(evidence)]
     if all(plan.fault in _CALM for plan in outcome.case.plans) and outcome.case.jump <= 0:
-        found += [f"I10: {wrong}" for wrong in more_checks.same_end(evidence, plain)]
+        found += [f"I10: {wrong}" for wrong in more_invariants.same_end(evidence, plain)]
     return found
 
 

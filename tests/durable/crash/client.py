@@ -5,8 +5,9 @@ It knows the records of earlier processes: messages that were not acknowledged a
 
 import asyncio
 import itertools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -19,6 +20,7 @@ from crash.replies import HAND, STOPPED
 from crash.scripts import Script, Send
 
 _TRIES = 4
+T = TypeVar("T")
 _numbers = itertools.count(1)
 
 
@@ -31,7 +33,6 @@ class Client:
         self._before = [entry for entry in before if entry.who == "client"]
         self._acked = {entry.key: entry.run for entry in self._before if entry.what == "ack"}
         self._stopped = {entry.run for entry in self._before if entry.what == "cancel"}
-        self._scenarios: dict[str, str] = {}
         self._answered: set[str] = set()
         self._following: set[asyncio.Task[None]] = set()
         self._streams: list[AtlasStream] = []
@@ -85,20 +86,20 @@ class Client:
     async def _recover(self) -> None:
         await self._answer_late()
         for _ in range(2):  # the second recovery finds nothing to do
-            streams = await self._recovered()
+            streams = await self._try(self._atlas.recover, "not recovered") or []
             STATE.log.record("client", "recovered", text=" ".join(stream.stream_id for stream in streams))
             for stream in streams:
                 self._follow(stream, self._find_scenario(stream.stream_id))
 
-    async def _recovered(self) -> list[AtlasStream]:
-        """Recover, with retries while the store is unavailable."""
+    async def _try(self, request: Callable[[], Awaitable[T]], failure: str, key: str = "") -> T | None:
+        """Repeat a request while the store is unavailable; None if it stays so."""
         for _ in range(_TRIES):
             try:
-                return await self._atlas.recover()
+                return await request()
             except AtlasError as error:
-                STATE.log.record("client", "not recovered", text=type(error).__name__)
+                STATE.log.record("client", failure, key=key, text=type(error).__name__)
                 await asyncio.sleep(0.002)
-        return []
+        return None
 
     async def _send_all(self, sends: Sequence[Send]) -> None:
         for send, after in itertools.zip_longest(sends, sends[1:]):
@@ -187,15 +188,8 @@ class Client:
         self._answered.add(question.id)
         answer = make_answer(question)
         STATE.points.hit("approval answer before")
-        for _ in range(_TRIES):
-            try:
-                await self._atlas.answer(question.id, answer)
-            except AtlasError as error:
-                STATE.log.record("client", "not answered", key=question.id, text=type(error).__name__)
-                await asyncio.sleep(0.002)
-            else:
-                STATE.log.record("client", "answered", key=question.id, text=answer.decision)
-                break
+        if await self._try(partial(self._atlas.answer, question.id, answer), "not answered", question.id):
+            STATE.log.record("client", "answered", key=question.id, text=answer.decision)
         STATE.points.hit("approval answer after")
 
     async def _post_result(self, call: Question) -> None:
@@ -203,16 +197,9 @@ class Client:
         n, key = call.arguments["n"], f"{call.run_id}:{call.call_id}"
         STATE.log.record("tool", "effect", name=call.tool, n=n, run=call.run_id, call=call.call_id, key=key)
         STATE.points.hit("client result before")
-        for _ in range(_TRIES):
-            try:
-                for _ in range(2):
-                    await self._atlas.post_results([ClientResult(call.id, n)])
-            except AtlasError as error:
-                STATE.log.record("client", "not posted", key=call.id, text=type(error).__name__)
-                await asyncio.sleep(0.002)
-            else:
-                STATE.log.record("client", "answered", key=call.id, text="once")
-                break
+        post = partial(self._atlas.post_results, [ClientResult(call.id, n)])
+        if await self._try(post, "not posted", call.id) and await self._try(post, "not posted", call.id):
+            STATE.log.record("client", "answered", key=call.id, text="once")
         STATE.points.hit("client result after")
 
     async def _answer_late(self) -> None:
@@ -222,11 +209,7 @@ class Client:
         for entry in self._before:
             if entry.what == "approval:asked":
                 await asyncio.sleep(self._script.deadline)
-                try:
-                    await self._atlas.answer(entry.key, Answer("once", by="ana"))
-                except AtlasError as error:
-                    STATE.log.record("client", "not answered", key=entry.key, text=type(error).__name__)
-                else:
+                if await self._try(partial(self._atlas.answer, entry.key, Answer("once", by="ana")), "not answered"):
                     STATE.log.record("client", "answered", key=entry.key, text="once")
 
     def _find_scenario(self, run: str) -> str:

@@ -2,9 +2,9 @@
 
 import sqlite3
 import threading
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import cache, partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from atlas_agents.core.store import AddJournal, Write
 from atlas_agents.storage.sql.tables import Query, Row
@@ -12,6 +12,7 @@ from atlas_agents.storage.sqlite import SqliteStore
 from crash.fault_points import in_sql, in_store
 from crash.process_state import STATE
 
+Commit: TypeAlias = Callable[[str, Sequence[Write]], Awaitable[list[Any]]]
 _WRITER = "atlas-sqlite-writer"
 _CHANGES = ("BEGIN", "INSERT", "UPDATE", "DELETE", "COMMIT", "CREATE", "ALTER", "DROP")
 
@@ -20,11 +21,7 @@ class FaultyStore(SqliteStore):
     """A real store with a fault point before and after each commit, and before each read."""
 
     async def commit(self, tenant: str, writes: Sequence[Write]) -> list[Any]:
-        label = commit_label(writes)
-        in_store(STATE.points.hit(f"commit before {label}"))
-        results = await super().commit(tenant, writes)
-        in_store(STATE.points.hit(f"commit after {label}"))
-        return results
+        return await commit_with_faults(super().commit, tenant, writes)
 
     async def fetch(self, query: Query) -> list[Row]:
         in_store(STATE.points.hit("read"))
@@ -49,10 +46,14 @@ def _find_point(sql: str) -> str:
     return f"sql {verb} {table}".strip() if verb in _CHANGES else ""
 
 
-def commit_label(writes: Sequence[Write]) -> str:
-    """Return the label of a commit: its journal step, or its last write."""
+async def commit_with_faults(commit: Commit, tenant: str, writes: Sequence[Write]) -> list[Any]:
+    """Commit between two fault points, which are named by the journal step, or by the last write."""
     steps = [write.kind for write in writes if isinstance(write, AddJournal)]
-    return steps[0] if steps else type(writes[-1]).__name__
+    label = steps[0] if steps else type(writes[-1]).__name__
+    in_store(STATE.points.hit(f"commit before {label}"))
+    results = await commit(tenant, writes)
+    in_store(STATE.points.hit(f"commit after {label}"))
+    return results
 
 
 def install_faults() -> None:

@@ -1,10 +1,8 @@
 """The same cases on Postgres: one database per case, with fault points around commits and inside transactions."""
 
 import os
-import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -14,8 +12,7 @@ from atlas_agents.core.store import Store, Write
 from atlas_agents.storage.postgres import PostgresStore
 from atlas_agents.storage.postgres import connection as postgres_connection
 from atlas_agents.storage.sql.tables import Query, Row
-from crash.fault_points import in_store
-from crash.faulty_store import commit_label
+from crash.faulty_store import commit_with_faults
 from crash.process_state import STATE
 from crash.runner import run_in_child
 from crash.stores import QUERIES, Database, Tables, tables
@@ -28,11 +25,7 @@ class FaultyPostgres(PostgresStore):
     """A real store with a fault point before and after each commit."""
 
     async def commit(self, tenant: str, writes: Sequence[Write]) -> list[Any]:
-        label = commit_label(writes)
-        in_store(STATE.points.hit(f"commit before {label}"))
-        results = await super().commit(tenant, writes)
-        in_store(STATE.points.hit(f"commit after {label}"))
-        return results
+        return await commit_with_faults(super().commit, tenant, writes)
 
 
 class PostgresDatabase:
@@ -52,7 +45,6 @@ class PostgresDatabase:
 @contextmanager
 def postgres() -> Generator[Callable[[], Database]]:
     """Start a server and return a function that creates the database of the next case and removes that of the last."""
-    sys.path.append(str(Path(__file__).parents[2]))
     from stores.postgres_server import PostgresServer  # pyrefly: ignore[missing-import] - `stores.py` is in this folder
 
     _install_faults()

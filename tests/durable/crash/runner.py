@@ -21,6 +21,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
+from checks import scaled
 from crash.case_process import CaseProcess, CaseSetup, run_process
 from crash.evidence_log import LogEntry, read
 from crash.fault_points import NO_FAULT, Plan, is_plain_kill
@@ -30,7 +31,7 @@ from crash.snapshots import Snapshot, compare_with_kill, take_snapshot
 from crash.stores import Database, SqliteDatabase, Tables, make
 
 End: TypeAlias = Literal["done", "killed", "stopped", "stuck", "broken"]
-_HANG_TIMEOUT = 120
+_HANG_TIMEOUT = 120.0
 _THREAD_TIMEOUT = 10.0
 _ENDED, _STOPS = b".", b"s"
 """What the shared process writes when a process of a case ends, and before it stops."""
@@ -242,7 +243,7 @@ class SharedProcess:
         with open(requests, "rb") as pipe:
             while pipe.peek(1):
                 setup, process = pickle.load(pipe)
-                signal.alarm(_HANG_TIMEOUT)
+                signal.alarm(round(scaled(_HANG_TIMEOUT)))
                 asyncio.run(run_process(setup, process, lambda: os.write(states, _STOPS)))
                 _join_threads()
                 signal.alarm(0)
@@ -260,7 +261,7 @@ def _join_threads() -> None:
     """Wait until the threads of a case have ended, so that they do not pass points of the next one."""
     for thread in threading.enumerate():
         if thread is not threading.current_thread():
-            thread.join(_THREAD_TIMEOUT)
+            thread.join(scaled(_THREAD_TIMEOUT))
             if thread.is_alive():
                 raise RuntimeError(f"thread {thread.name} goes on after its store was closed")
 
@@ -278,7 +279,7 @@ def _fork(work: Callable[[], object]) -> int:  # pyrefly: ignore[bad-return] - a
     code = 1
     try:
         gc.disable()
-        signal.alarm(_HANG_TIMEOUT)
+        signal.alarm(round(scaled(_HANG_TIMEOUT)))
         work()
         code = 0
     except BaseException:  # noqa: BLE001 - the parent sees how it ended

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from crash.checker import format_case, transcripts, violations
-from crash.more_checks import Transcripts
+from crash.more_invariants import Transcripts
 from crash.random_cases import ALONE
 from crash.runner import Case, Outcome, Runner
 from crash.scripts import SCRIPTS, Script

@@ -80,7 +80,7 @@ def effects_once(evidence: Evidence) -> Iterator[str]:
         keyed = {(effect.name, effect.n, effect.key) for effect in trace.effects if EFFECTS[effect.name] == "keyed"}
         if len({(name, n) for name, n, _ in keyed}) != len(keyed):
             yield f"a keyed call of run {trace.row.id} was made under several keys: {sorted(keyed)}"
-        if any(key != f"{trace.row.id}:{effect.call}" for effect in trace.effects for key in [effect.key]):
+        if any(effect.key != f"{trace.row.id}:{effect.call}" for effect in trace.effects):
             yield f"a call of run {trace.row.id} was made under a foreign key"
 
 
