@@ -57,9 +57,12 @@ async def start(
 
 
 def run(
-    *command: str, env: Mapping[str, str] | None = None, cwd: Path | None = None, timeout: float = 240
+    *command: str, env: Mapping[str, str] | None = None, cwd: Path | None = None, timeout: float | None = None
 ) -> "subprocess.CompletedProcess[str]":
     """Run a script to its end: its path, or `-m` and a module, then its arguments."""
+    from checks import scaled  # not at the top: the server does not need it
+
+    timeout = scaled(240) if timeout is None else timeout
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         pid, status = _server().fork(command, env, cwd, [out.fileno(), err.fileno()])
         with open(status, "rb") as status_pipe:

@@ -25,6 +25,7 @@ from typing import Any, Self
 import psycopg
 
 from atlas_agents.core.messages import new_id
+from checks import TIMEOUT
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it looks up a desktop directory
@@ -61,7 +62,7 @@ class PostgresServer:
         self._has_pgvector = True
         self._folder = Path(tempfile.mkdtemp(prefix="atlas-pg-", dir=None if safe else _shared_memory()))
         self._data = str(self._folder / "data")
-        self._options: dict[str, Any] = {"check": True, "cwd": "/", "timeout": 240}
+        self._options: dict[str, Any] = {"check": True, "cwd": "/", "timeout": TIMEOUT}
         if os.geteuid() == 0:
             ensure_user_exists(_USER)
             ensure_prefix_permissions(self._programs)
@@ -165,7 +166,7 @@ class PostgresServer:
         """Run a shell command with the Postgres programs in PATH and ATLAS_DATABASE_URL set."""
         environment = {**os.environ, "PATH": f"{self._programs}:{os.environ['PATH']}", "ATLAS_DATABASE_URL": database}
         shell = ["bash", "-euc", command]
-        done = subprocess.run(shell, env=environment, cwd=folder, capture_output=True, text=True, timeout=240)
+        done = subprocess.run(shell, env=environment, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT)
         assert done.returncode == 0, done.stderr
 
     def dump_wal(self, start: str, end: str) -> str:
