@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from atlas_command import Home
 
+from atlas_agents.agents.run import TurnOptions, encode_run_request
 from atlas_agents.core.aio import SystemClock
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import Message, Text
@@ -181,7 +182,8 @@ async def _fill_unreadable(home: Home) -> None:
     await store.open()
     good = Message("user", (Text("Hello"),)).to_json()
     messages = [AddMessage("s", "m1", good), AddMessage("s", "m2", b"\xffgarbled"), AddMessage("s", "m3", good)]
-    runs = [AcceptRun("bad", "s", "assistant", request=b"{"), AcceptRun("good", "t", "assistant", request=good)]
+    request = encode_run_request([Message("user", (Text("Hello"),))], TurnOptions())
+    runs = [AcceptRun("bad", "s", "assistant", request=b"{"), AcceptRun("good", "t", "assistant", request=request)]
     schedule = encode(Schedule("daily", "0 8 * * *", "assistant", "Report."))
     records = [PutRecord("schedule", "daily", schedule), PutRecord("schedule", "weekly", b"garbled")]
     await store.commit("default", [PutSession("s"), PutSession("t"), *messages, *runs, *records])
