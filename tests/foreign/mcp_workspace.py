@@ -28,8 +28,8 @@ def write_config(workspace: Path, **entries: dict[str, Any]) -> Path:
     return workspace
 
 
-def load_servers(workspace: Path, variables: dict[str, str] | None = None, sample_model: Any = None) -> Servers:
-    return Servers(workspace, workspace / "home", Environment(variables or {}, dotenv=None), sample_model)
+def load_servers(workspace: Path, variables: dict[str, str] | None = None) -> Servers:
+    return Servers(workspace, workspace / "home", Environment(variables or {}, dotenv=None))
 
 
 async def approve(servers: Servers, *names: str) -> None:
@@ -55,11 +55,10 @@ async def open_atlas(
     *,
     model: Any = None,
     variables: dict[str, str] | None = None,
-    sample_model: Any = None,
     **atlas: Any,
 ) -> AsyncGenerator[tuple[Atlas, Servers], None]:
     """Open an Atlas with all servers of the workspace approved."""
-    servers = load_servers(workspace, variables, sample_model)
+    servers = load_servers(workspace, variables)
     try:
         await approve(servers)
         agent = Agent("assistant", model=model or Scripted(), tools=list(build_registry(servers)))

@@ -17,9 +17,8 @@ from mcp_workspace import (
     write_config,
 )
 
-from atlas_agents import Agent, Atlas, Policy, Question, Tool, ToolRegistry, Usage
+from atlas_agents import Agent, Atlas, Policy, Question, Tool, ToolRegistry
 from atlas_agents.core.errors import ConfigError, DuplicateTool
-from atlas_agents.mcp.callbacks import SampledMessage
 from atlas_agents.mcp.config import DiscoveredTool, reveal_invisible, tools_with_invisible
 from atlas_agents.mcp.programs import describe_program
 from atlas_agents.testing import Scripted, calls, says
@@ -230,27 +229,12 @@ async def test_progress_of_a_server_is_forwarded(tmp_path: Path) -> None:
     assert progress == ["1 of 2: on it", "2 of 2: on it"]
 
 
-async def test_sampling_needs_permission_and_has_a_token_limit(tmp_path: Path) -> None:
-    requests: list[tuple[str, int]] = []
-
-    async def sample(messages: list[Any], system: str, max_tokens: int) -> SampledMessage:
-        requests.append((messages[0].text, max_tokens))
-        return SampledMessage("I say so.", "gpt-4o", Usage(10, max_tokens))
-
-    folder = tmp_path / "s"
-    arguments = {"text": "Say it.", "count": 30}
-    async with open_atlas(write_config(tmp_path, s=scripted_entry(folder, confirm=False)), sample_model=sample) as (
-        atlas,
-        _,
-    ):
-        assert "error" in json.loads((await atlas.invoke("s/sample", arguments)).result)
-        assert requests == []
-    entry = scripted_entry(folder, confirm=False, sampling_tokens=50)
-    async with open_atlas(write_config(tmp_path, s=entry), sample_model=sample) as (atlas, _):
-        first, second, third = [json.loads((await atlas.invoke("s/sample", arguments)).result) for _ in range(3)]
-    assert first["result"]["content"]["text"] == "I say so."
-    assert "result" in second and "used up its 50 tokens" in third["error"]["message"]
-    assert requests == [("Say it.", 30), ("Say it.", 20)]
+async def test_server_cannot_use_the_model_of_its_client(tmp_path: Path) -> None:
+    """Sampling is deprecated by the protocol, and not supported."""
+    workspace = write_config(tmp_path, s=scripted_entry(tmp_path / "s", confirm=False))
+    async with open_atlas(workspace) as (atlas, _):
+        answer = json.loads((await atlas.invoke("s/sample", {"text": "Say it.", "count": 30})).result)
+    assert "error" in answer and "result" not in answer
 
 
 def test_invisible_characters_are_named() -> None:

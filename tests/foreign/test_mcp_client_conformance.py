@@ -12,7 +12,7 @@ import pytest
 from mcp_workspace import HERE, write_config
 from node_servers import run_suite
 
-from atlas_agents import ToolContext, ToolFailed, Usage
+from atlas_agents import ToolContext, ToolFailed
 from atlas_agents.core.approvals import Filled, Form
 from atlas_agents.mcp.client import McpConnection
 from atlas_agents.mcp.config import DiscoveredTool, read_servers
@@ -71,12 +71,6 @@ class AcceptingCaller:
 
     async def ask(self, form: Form) -> Filled:
         return Filled("accept", form.suggested)
-
-    async def check_budget(self) -> None:
-        """Unlimited."""
-
-    async def spend(self, model: str, usage: Usage) -> None:
-        """Not counted."""
 
 
 class ClientServer:

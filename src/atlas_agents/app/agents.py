@@ -6,7 +6,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import msgspec
 
@@ -18,7 +18,7 @@ from atlas_agents.config.settings import Settings
 from atlas_agents.core.aio import BackgroundTasks, run_in_thread, utc_day
 from atlas_agents.core.errors import AtlasError, ConfigError, ModelUnavailable
 from atlas_agents.core.events import MessageReceived, Usage
-from atlas_agents.core.messages import Conversation, Message, approximate_tokens
+from atlas_agents.core.messages import Conversation
 from atlas_agents.core.paths import Environment
 from atlas_agents.core.store import RunRow, Store
 from atlas_agents.core.trust import read_versions
@@ -31,11 +31,8 @@ from atlas_agents.providers.settings import Effort
 from atlas_agents.tools.journal import add_usage
 from atlas_agents.tools.registry import ToolRegistry
 from atlas_agents.tools.tool import Tool
-from atlas_agents.workspace.build import LOCAL_MODEL, BuiltAgents, build_agents
+from atlas_agents.workspace.build import BuiltAgents, build_agents
 from atlas_agents.workspace.workspace import Workspace, WorkspaceState
-
-if TYPE_CHECKING:
-    from atlas_agents.mcp.callbacks import SampledMessage
 
 logger = logging.getLogger(__name__)
 _RETRY_DELAYS = (30.0, 120.0, 600.0)
@@ -315,23 +312,9 @@ def _is_local(ref: str) -> bool:
     return parse_model_ref(ref).provider == "local"
 
 
-def open_mcp_servers(
-    settings: Settings, environment: Environment, registry: Registry, opening: AsyncExitStack
-) -> Servers:
-    """Return the MCP servers of the workspace. A model answers the sampling requests of servers that may send them."""
-
-    async def sample(messages: list[Message], system: str, max_tokens: int) -> "SampledMessage":
-        from atlas_agents.mcp.callbacks import sample_from_route  # imports the optional MCP SDK
-
-        ref = settings.model or registry.default_model or LOCAL_MODEL
-        reply = await sample_from_route(registry.route(ref), messages, system, max_tokens)
-        if reply.usage.input_tokens:
-            return reply
-        counted = sum([approximate_tokens(message) for message in messages])
-        usage = msgspec.structs.replace(reply.usage, input_tokens=counted, estimated=True)
-        return msgspec.structs.replace(reply, usage=usage)
-
-    servers = Servers(settings.workspace, settings.home, environment, sample, settings.sandbox)
+def open_mcp_servers(settings: Settings, environment: Environment, opening: AsyncExitStack) -> Servers:
+    """Return the MCP servers of the workspace."""
+    servers = Servers(settings.workspace, settings.home, environment, settings.sandbox)
     opening.push_async_callback(servers.close)
     return servers
 

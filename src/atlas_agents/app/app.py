@@ -335,7 +335,7 @@ def _build_runtime(
     registry = build_registry(settings, environment, plugins, limiter)
     feed = ModelFeed()
     registry.register("local", lambda values: LocalProvider(environment=values, report=feed.report))
-    servers = open_mcp_servers(settings, environment, registry, opening)
+    servers = open_mcp_servers(settings, environment, opening)
     knowledge = open_knowledge_base(settings, store, registry)
     opening.push_async_callback(knowledge.close)
     tools = build_tool_registry(settings, opening, plugins, environment, knowledge, servers, trust)

@@ -405,7 +405,6 @@ def _describe_entry(server: "ServerConfig") -> str:
     lines += [f"in {reveal_invisible(entry.cwd)}"] if entry.cwd else []
     lines += [f"without side effects: {reveal_invisible(', '.join(entry.pure))}"] if entry.pure else []
     lines += [] if entry.confirm else ["calls need no approval, unless a policy requires it"]
-    lines += [f"may use {entry.sampling_tokens} tokens of your model per day"] if entry.sampling_tokens else []
     return "\n".join(f"    {line}" for line in lines)
 
 

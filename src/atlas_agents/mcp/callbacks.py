@@ -1,24 +1,17 @@
-"""Requests that an MCP server sends to its client: elicitation (questions to the user) and sampling (model calls)."""
+"""Elicitation: questions that an MCP server asks the user during a call."""
 
 import logging
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import mcp_types as types
-import msgspec
 from mcp.client.session import ClientRequestContext
 
-from atlas_agents.core.aio import SYSTEM_CLOCK, Clock, utc_day
 from atlas_agents.core.approvals import Choice, Field, Filled, Form, Kind
-from atlas_agents.core.errors import AtlasError, ConfigError, QuotaExceeded
-from atlas_agents.core.events import Usage
-from atlas_agents.core.messages import Message, Text, approximate_tokens, assistant, user
-from atlas_agents.providers.base import DoneChunk, Request, TextChunk, complete
-from atlas_agents.providers.failover import Route
-from atlas_agents.providers.settings import ModelSettings
+from atlas_agents.core.errors import ConfigError
 from atlas_agents.tools.context import ToolContext
 
 logger = logging.getLogger(__name__)
@@ -35,7 +28,6 @@ _BOUNDS: dict[str, tuple[str, str]] = {
     "choices": ("minItems", "maxItems"),
 }
 _FORMATS = ("email", "uri", "date", "date-time")
-MAX_REPLY_TOKENS = 1024
 
 
 class ActiveCalls:
@@ -178,83 +170,3 @@ def _result(form: Form, filled: Filled) -> types.ElicitResult:
     if filled.action != "accept":
         return types.ElicitResult(action=filled.action)
     return types.ElicitResult(action="accept", content=None if form.url else filled.values)
-
-
-class SampledMessage(msgspec.Struct, frozen=True):
-    """A sampled model reply, the model's name and the tokens it used."""
-
-    text: str
-    model: str
-    usage: Usage
-
-
-async def sample_from_route(route: Route, messages: list[Message], system: str, max_tokens: int) -> SampledMessage:
-    """Request one model reply without tools; raises ProviderError."""
-    request = Request(
-        messages=tuple(messages), system=system, settings=ModelSettings(max_tokens=max_tokens), model=route.model
-    )
-    chunks = await complete(route.provider, request)
-    text = "".join(chunk.text for chunk in chunks if isinstance(chunk, TextChunk))
-    done = next((chunk for chunk in reversed(chunks) if isinstance(chunk, DoneChunk)), DoneChunk())
-    return SampledMessage(text, done.model or route.model or route.provider.id, done.usage)
-
-
-SampleModel: TypeAlias = Callable[[list[Message], str, int], Awaitable[SampledMessage]]
-"""Samples a model with messages, a system prompt and a token limit."""
-
-
-class Sampling:
-    """Sampling: model calls on behalf of one server, with a daily token budget."""
-
-    def __init__(
-        self, server: str, sample_model: SampleModel, tokens: int, calls: ActiveCalls, clock: Clock = SYSTEM_CLOCK
-    ) -> None:
-        self._server = server
-        self._calls = calls
-        self._sample_model = sample_model
-        self._tokens = tokens
-        self._clock = clock
-        self._day = ""
-        self._remaining = 0
-
-    async def answer(
-        self, context: ClientRequestContext, params: types.CreateMessageRequestParams
-    ) -> types.CreateMessageResult | types.ErrorData:
-        caller = self._calls.find_caller()
-        if caller is None:
-            return _error("sampling is only allowed during a single running call")
-        today = utc_day(self._clock.time())
-        if today != self._day:
-            self._day, self._remaining = today, self._tokens
-        max_tokens = min(params.max_tokens, MAX_REPLY_TOKENS, self._remaining)
-        if max_tokens < 1:
-            return _error(f"{self._server} has used up its {self._tokens} tokens for today")
-        self._remaining -= max_tokens  # reserved until the real usage is known
-        used = max_tokens
-        try:
-            tokens = sum(approximate_tokens(_message(each)) for each in params.messages)
-            await caller.check_budget(tokens + max_tokens)
-            sampled = await self._sample_model(
-                [_message(each) for each in params.messages], params.system_prompt or "", max_tokens
-            )
-            used = min(max_tokens, sampled.usage.output_tokens or max_tokens)
-            await caller.spend(sampled.model, sampled.usage)
-        except AtlasError as error:
-            logger.warning("sampling failed: server=%s error=%s", self._server, error)
-            used = 0 if isinstance(error, QuotaExceeded) else used
-            return _error("the model call failed")
-        finally:
-            self._remaining += max_tokens - used
-        return types.CreateMessageResult(
-            role="assistant", content=types.TextContent(text=sampled.text), model=sampled.model, stop_reason="endTurn"
-        )
-
-
-def _message(message: types.SamplingMessage) -> Message:
-    blocks: list[Any] = list(message.content_as_list)
-    text = Text("\n".join(block.text for block in blocks if isinstance(block, types.TextContent)))
-    return user(text) if message.role == "user" else assistant(text)
-
-
-def _error(text: str) -> types.ErrorData:
-    return types.ErrorData(code=types.INVALID_REQUEST, message=text)

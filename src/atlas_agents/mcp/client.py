@@ -14,7 +14,7 @@ import anyio
 import httpx2
 import mcp_types as types
 import msgspec
-from mcp.client.session import ClientRequestContext, ClientSession, ElicitationFnT, IncomingMessage, SamplingFnT
+from mcp.client.session import ClientRequestContext, ClientSession, ElicitationFnT, IncomingMessage
 from mcp.shared.exceptions import MCPError
 from pydantic import ValidationError
 
@@ -38,7 +38,7 @@ from atlas_agents.core.telemetry import (
     current_span,
     split_trace_context,
 )
-from atlas_agents.mcp.callbacks import ActiveCalls, Elicitation, SampleModel, Sampling
+from atlas_agents.mcp.callbacks import ActiveCalls, Elicitation
 from atlas_agents.mcp.config import DiscoveredTool, ServerConfig, ServerProgram, resource_tools, reveal_invisible
 from atlas_agents.mcp.programs import build_command, choose_sandbox, describe_program
 from atlas_agents.mcp.transports import (
@@ -162,7 +162,7 @@ class McpSession(ClientSession):
 
 @asynccontextmanager
 async def open_session(
-    streams: Any, sampling: SamplingFnT | None, elicitation: ElicitationFnT, on_change: Callable[[], object]
+    streams: Any, elicitation: ElicitationFnT, on_change: Callable[[], object]
 ) -> AsyncGenerator[McpSession, None]:
     """Open an MCP session over two streams; servers without the newer protocol get a handshake."""
 
@@ -171,8 +171,9 @@ async def open_session(
             on_change()
 
     info = types.Implementation(name="atlas-agents", version=package_version())
-    callbacks: Any = {"sampling_callback": sampling, "elicitation_callback": elicitation}
-    async with McpSession(*streams, message_handler=on_message, client_info=info, **callbacks) as session:
+    async with McpSession(
+        *streams, message_handler=on_message, client_info=info, elicitation_callback=elicitation
+    ) as session:
         try:
             await session.discover()
         except (MCPError, RuntimeError, ValidationError) as error:
@@ -339,7 +340,6 @@ class McpConnection:
         *,
         program: ServerProgram | None = None,
         sandbox: SandboxKind = "auto",
-        sample_model: SampleModel | None = None,
         auth: httpx2.Auth | None = None,
         connect_timeout: float | None = None,
         clock: Clock = SYSTEM_CLOCK,
@@ -358,12 +358,8 @@ class McpConnection:
         self._sandbox: SandboxKind = sandbox
         self._auth = auth
         self._clock = clock
-        tokens = server.entry.sampling_tokens
         self._calls = ActiveCalls()
         self._elicitation = Elicitation(server.name, self._calls)
-        self._sampling: Sampling | None = None
-        if sample_model is not None and tokens:
-            self._sampling = Sampling(server.name, sample_model, tokens, self._calls, clock)
         self._session: McpSession | None = None
         self._tools: dict[str, DiscoveredTool] = {}
         self._listed = 0.0
@@ -495,7 +491,6 @@ class McpConnection:
     @asynccontextmanager
     async def _open(self) -> AsyncGenerator[tuple[McpSession, StdioTransport | None], None]:
         server, entry = self.server, self.server.expanded(self._environment)
-        sampling, elicitation = self._sampling.answer if self._sampling is not None else None, self._elicitation.answer
         async with AsyncExitStack() as stack:
             process: StdioTransport | None = None
             streams: Any
@@ -508,7 +503,7 @@ class McpConnection:
             try:
                 async with asyncio.timeout(self._connect_timeout):
                     session = await stack.enter_async_context(
-                        open_session(streams, sampling, elicitation, self._tools_changed.set)
+                        open_session(streams, self._elicitation.answer, self._tools_changed.set)
                     )
             except Exception as error:
                 if text := _stderr_tail(process):

@@ -73,8 +73,6 @@ class ServerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, renam
     confirm: bool = True
     """Require approval for each call of a tool that is not pure."""
     timeout: float = 60.0
-    sampling_tokens: int = 0
-    """Tokens per day that the server may use for sampling."""
     sandbox: bool = True
     """Run the command in the sandbox."""
     network: bool = False
@@ -221,8 +219,6 @@ def _check_entry(entry: ServerEntry, where: str) -> None:
         raise ConfigError(f"{where}.folders: a server can write to one folder; grant a common parent, or use 'read'")
     if entry.oauth:
         _check_oauth(entry, entry.oauth, where)
-    if entry.sampling_tokens < 0:
-        raise ConfigError(f"{where}.sampling_tokens: expected a number of tokens per day, got {entry.sampling_tokens}")
 
 
 def _check_oauth(entry: ServerEntry, oauth: OAuthClient, where: str) -> None:

@@ -45,7 +45,6 @@ class Servers:
         workspace: Path,
         home: Path,
         environment: SettingLookup,
-        sample_model: Any = None,
         sandbox: SandboxKind = "auto",
     ) -> None:
         self.workspace = workspace
@@ -56,7 +55,6 @@ class Servers:
         self.config_error = ""
         """The error in an invalid configuration; then no server is used."""
         self.environment = config.StoredSecrets(home, environment)
-        self._sample_model = sample_model
         self._connections: dict[str, tuple[config.ServerConfig, config.ServerProgram | None, McpConnection]] = {}
         self._loading = asyncio.Lock()
         self._logins: dict[str, asyncio.Task[None]] = {}
@@ -155,7 +153,6 @@ class Servers:
                 self.approved.folder,
                 program=program,
                 sandbox=self.sandbox,
-                sample_model=self._sample_model,
             )
             self._connections[server.name] = server, program, made
             return made
