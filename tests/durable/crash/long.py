@@ -21,7 +21,7 @@ from crash.tally import Tally
 _DURABLE = Path(__file__).parent.parent
 _GATEWAY_KILLS = str(_DURABLE.parent / "gateway" / "kill_cases.py")
 _EVERY_POINT = "100000"
-_RANDOM, _AT_A_TIME = 5000, 500
+_RANDOM, _AT_A_TIME = 7000, 500
 _KILLS, _KILLS_AT_A_TIME = 1500, 250
 
 
