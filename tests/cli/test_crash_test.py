@@ -138,14 +138,20 @@ talkative = Agent("talkative", model="openai/gpt-5.2", tools=[publish], system_p
 """
 
 
-@pytest.mark.parametrize("store", ["memory", "sqlite"])
-def test_delegated_task_and_the_tools_of_the_other_agent_are_tested_too(shop: Home, store: str) -> None:
+def test_delegated_task_and_the_tools_of_the_other_agent_are_tested_too(shop: Home) -> None:
     (shop.folder / "newsroom.py").write_text(TEAM)
-    done = shop.run("test", "crash", "./newsroom.py:team", "--seeds", "2", "--store", store, "--json")
+    done = shop.run("test", "crash", "./newsroom.py:team", "--seeds", "2", "--json")
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report["points"] > 50 and sorted(report["effects"]) == ["delegate_task", "publish"]
     assert report["effects"]["publish"]["happened"] >= report["points"]
+
+
+def test_conversation_is_stored_in_sqlite(shop: Home) -> None:
+    done = shop.run("test", "crash", "./shop.py:shop", "--store", "sqlite", "--only", "crash@20", "--json")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["ok"] and report["points"] > 20 and sorted(report["effects"]) == ["charge", "mail"]
 
 
 def test_unknown_store_is_refused(shop: Home) -> None:
