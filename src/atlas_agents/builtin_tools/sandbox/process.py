@@ -42,6 +42,8 @@ _RUN_ID_VARIABLE = "ATLAS_RUN"
 _TERM_TIMEOUT = 1.0
 _KILL_TIMEOUT = 2.0
 _MAX_ANCESTORS = 1 << 16
+_HAS_PROC = os.path.exists("/proc/self")
+"""macOS has no /proc: there, only the process group of an unconfined command is ended."""
 _WATCH_INTERVAL = 0.02
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _MAX_NEW_FILES = 10_000
@@ -212,14 +214,14 @@ def _kill_all(pid: int, run_id: str, terminate: bool) -> None:
             time.sleep(0.005)
         killed |= found
     with suppress(OSError):
-        if _is_alive(pid):
+        if not _HAS_PROC or _is_alive(pid):
             os.killpg(pid, signal.SIGKILL)
 
 
 def _related_processes(pid: int, run_id: str = "", *, zombies: bool = False) -> Iterator[int]:
     """Yield live processes that descend from a process, are in its session, or have its run ID; not the process."""
     table: dict[int, tuple[int, int]] = {}
-    for name in os.listdir("/proc"):
+    for name in os.listdir("/proc") if _HAS_PROC else ():
         if name.isdecimal() and (fields := _read_stat(int(name))) and (zombies or fields[0] != b"Z"):
             table[int(name)] = (int(fields[1]), int(fields[3]))
     for each, (parent, session) in table.items():
