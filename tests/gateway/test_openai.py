@@ -1,21 +1,16 @@
 """OpenAI's own client uses an agent as a model."""
 
 import json
-from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import openai
 import pytest
 from agui_client import open_page
 from gateway_client import connect_client, http, main_token, serve_gateway
-from openai_client import MODEL, connect_openai, serve_openai, stored_atlas, upper, user_messages
+from openai_client import MODEL, serve_openai, stored_atlas, upper, user_messages
 
 from atlas_agents import Agent, Atlas, ProviderError, Tool
-from atlas_agents.core.store import Store
-from atlas_agents.gateway.hub import GatewayServices
-from atlas_agents.knowledge.embedding import LocalEmbedder
-from atlas_agents.knowledge.knowledge_base import KnowledgeBase
 from atlas_agents.providers.base import ResetChunk, TextChunk
 from atlas_agents.providers.settings import ModelSettings
 from atlas_agents.storage.sqlite import MemoryStore
@@ -357,35 +352,3 @@ async def test_text_is_streamed_as_it_is_generated(tmp_path: Path) -> None:
                 texts.append(text)
                 model.go.set()  # the first text is received before the model generates the next
     assert len(texts) > 1 and "".join(texts) == "one two three four five"
-
-
-async def test_embeddings_use_the_model_of_the_search(tmp_path: Path) -> None:
-    atlas = stored_atlas(Scripted(says("Hi.")))
-    services = GatewayServices(knowledge_base=KnowledgeBase(cast(Store, atlas.store), LocalEmbedder()))
-    async with serve_gateway(tmp_path, atlas, services=services) as gateway, connect_openai(gateway) as client:
-        create: Any = partial(client.embeddings.create, model="atlas/embeddings")
-        one = await create(input="a cat", encoding_format="float")
-        several = await create(input=["a cat", "a kitten", "tax law"], dimensions=256)  # the client asks for Base64
-        cat, kitten, tax = [each.embedding for each in several.data]
-        with pytest.raises(openai.NotFoundError, match="atlas/embeddings"):
-            await client.embeddings.create(model="text-embedding-3-small", input="a cat")
-        for wrong, param in (
-            ({"input": ["a cat", " "]}, "input[1]"),
-            ({"input": "cat " * 3000}, "input"),
-            ({"input": [[1, 2]]}, "input[0]"),
-            ({"input": "a cat", "dimensions": 64}, "dimensions"),
-        ):
-            with pytest.raises(openai.BadRequestError) as refused:
-                await create(**wrong)
-            assert refused.value.param == param
-    assert one.data[0].embedding == pytest.approx(cat, abs=1e-6) and len(cat) == 256
-    assert [each.index for each in several.data] == [0, 1, 2] and several.usage.prompt_tokens > one.usage.prompt_tokens
-    likeness = [sum([a * b for a, b in zip(cat, other, strict=True)]) for other in (cat, kitten, tax)]
-    assert likeness[0] == pytest.approx(1, abs=1e-2) and likeness[1] > likeness[2]
-
-
-async def test_embeddings_without_a_model_name_the_setting(tmp_path: Path) -> None:
-    async with serve_openai(tmp_path, stored_atlas(Scripted(says("Hi.")))) as (_, client):
-        with pytest.raises(openai.BadRequestError, match="set `embeddings`") as refused:
-            await client.embeddings.create(model="atlas/embeddings", input="a cat")
-    assert refused.value.code == "embeddings_unavailable"

@@ -28,7 +28,7 @@ _TOKENIZER = "tokenizers/l2_supercat_tokenizer_config.json"
 MISSING_EXTRA = f"semantic search needs an extra; run: {install_command('local')}, or set `embeddings` to a model"
 _ENDPOINT_BATCH = 64
 _MAX_RESPONSE = 64 << 20
-MAX_CHARACTERS = 8_000
+_MAX_CHARACTERS = 8_000
 """Maximum number of characters of a text that are sent to an endpoint; most models accept no more."""
 _RETRIES = 3
 _FIRST_DELAY = 1.0
@@ -159,7 +159,7 @@ class EndpointEmbedder:
         found: list[bytes] = []
         for start in range(0, len(texts), _ENDPOINT_BATCH):
             batch = texts[start : start + _ENDPOINT_BATCH]
-            found += await self._embed_batch([text[:MAX_CHARACTERS] for text in batch])
+            found += await self._embed_batch([text[:_MAX_CHARACTERS] for text in batch])
         return found
 
     async def close(self) -> None:

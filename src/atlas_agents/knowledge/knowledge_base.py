@@ -55,7 +55,6 @@ class KnowledgeBase:
         search_tool: str = SEARCH_TOOL,
     ) -> None:
         self.search_tool = search_tool
-        self.embedder = embedder
         self.knowledge = Knowledge(store, embedder, sources or Sources())
         self.memories = Memories(store, embedder)
         self.recall = Recall(store, embedder, self.memories, self.knowledge, history_sources)

@@ -14,7 +14,6 @@ from atlas_agents.agents.agent import Agent
 from atlas_agents.agents.options import TurnOptions
 from atlas_agents.agents.output import Output
 from atlas_agents.agents.stream import AtlasStream
-from atlas_agents.core import install_command
 from atlas_agents.core.approvals import Question
 from atlas_agents.core.errors import NotFound
 from atlas_agents.core.events import (
@@ -29,7 +28,7 @@ from atlas_agents.core.events import (
     Usage,
 )
 from atlas_agents.core.json import encode
-from atlas_agents.core.messages import Conversation, Message, new_id, text_tokens
+from atlas_agents.core.messages import Conversation, Message, new_id
 from atlas_agents.core.store import OPEN, Store
 from atlas_agents.gateway import http_api
 from atlas_agents.gateway.asgi import ApiRoute, JsonResponse, Operation
@@ -38,7 +37,6 @@ from atlas_agents.gateway.http_errors import HTTPError, bad_request, to_http_err
 from atlas_agents.gateway.hub import Hub
 from atlas_agents.gateway.openai import schema
 from atlas_agents.gateway.openai.responses import ResponsesEndpoint
-from atlas_agents.knowledge.embedding import Embedder
 from atlas_agents.tools.client_tools import ClientTools, client_call_id
 
 _SEPARATOR = "\n\n"
@@ -46,8 +44,6 @@ _FINISH_REASONS: dict[object, schema.FinishReason] = {"length": "length", "refus
 _DONE = http_api.sse_event(b"[DONE]")
 _WITHDRAWN = "the model restarted its answer after part of it was sent; retry the request, or retry without stream"
 _PREFIX = "atlas/"
-_EMBEDDINGS = "atlas/embeddings"
-_NO_EMBEDDER = f"no embedding model is configured: set `embeddings` to a model, or run: {install_command('local')}"
 _COMPLETIONS = "completions/"
 """Key prefix of sessions that are created for clients with tools but without a session."""
 
@@ -374,7 +370,6 @@ _OPERATIONS = {
     "POST /v1/chat/completions": _operation(
         "Run an agent on a conversation.", schema.CompletionRequest, schema.Completion, streams=True
     ),
-    "POST /v1/embeddings": _operation("Embed texts.", schema.EmbeddingRequest, schema.Embeddings),
     "POST /v1/responses": _operation("Run an agent.", schema.ResponseRequest, schema.ResponseObject, streams=True),
     "GET /v1/responses/{id}": _operation(
         "Get a response, or its events after a number.",
@@ -405,7 +400,6 @@ def openai_routes(hub: Hub) -> Sequence[BaseRoute]:
         endpoints.models,
         endpoints.model,
         endpoints.complete,
-        endpoints.embed,
         responses.create,
         responses.retrieve,
         responses.delete,
@@ -450,28 +444,6 @@ class _Endpoints:
                 return JsonResponse(await pending.wait_for(turn.complete_answer()))
             await pending.wait_for(turn.wait_for_output())
             return http_api.EventStream(pending, turn.stream_events(), self._hub.settings.ping, stack.pop_all().close)
-
-    async def embed(self, request: Request) -> Response:
-        """Embed texts with the model that searches in documents and memories."""
-        grant = http_api.authorize(request, "read", "write")
-        with self._limiter.acquire(request, grant) as pending:
-            body = await http_api.read_body(request, schema.EmbeddingRequest, self._hub.settings.max_frame)
-            texts, embedder = schema.texts_of(body), self._embedder(body.model)
-            vectors = await pending.wait_for(embedder.embed(texts))
-        data = tuple([schema.embedding_of(index, vector, body) for index, vector in enumerate(vectors)])
-        tokens = sum([text_tokens(len(text)) for text in texts])
-        return JsonResponse(schema.Embeddings(data, body.model, schema.EmbeddingUsage(tokens, tokens)))
-
-    def _embedder(self, model: str) -> Embedder:
-        """Return the embedder of the gateway, if the request names it."""
-        base = self._hub.services.knowledge_base
-        if base is None or base.embedder is None:
-            raise bad_request(_NO_EMBEDDER, "model", "embeddings_unavailable")
-        names = (_EMBEDDINGS, base.embedder.model.rpartition("#")[2])
-        if model not in names:
-            message = f"unknown embedding model {model[:200]!r}; expected {' or '.join(map(repr, names))}"
-            raise HTTPError(404, "model_not_found", message, param="model")
-        return base.embedder
 
     async def unknown(self, request: Request) -> Response:
         http_api.authorize(request)

@@ -1,8 +1,6 @@
-"""Types of OpenAI's chat completions, responses and embeddings APIs; conversion to core messages and turn options."""
+"""Types of OpenAI's chat completions and responses APIs; conversion to core messages and turn options."""
 
 import re
-import struct
-from base64 import b64encode
 from collections.abc import Collection, Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -29,7 +27,6 @@ from atlas_agents.core.messages import (
 from atlas_agents.core.messages import user as user_message
 from atlas_agents.core.text import clean
 from atlas_agents.gateway.http_errors import bad_request
-from atlas_agents.knowledge.embedding import MAX_CHARACTERS
 from atlas_agents.providers.settings import DEFAULT_SETTINGS, Effort, ModelSettings
 from atlas_agents.tools.client_tools import ClientResult, ClientTool, ClientTools
 
@@ -526,36 +523,6 @@ class CompletionChunk(msgspec.Struct, frozen=True):
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
 
 
-class EmbeddingRequest(msgspec.Struct, frozen=True):
-    """Request body of `/v1/embeddings`."""
-
-    model: str
-    input: str | Annotated[list[str | int | list[int]], Meta(min_length=1, max_length=2048)]
-    encoding_format: Literal["float", "base64"] | None = None
-    dimensions: Tokens | None = None
-    user: str | None = None
-
-
-class Embedding(msgspec.Struct, frozen=True):
-    """A vector of unit length: numbers, or in Base64 their bytes as 32-bit floats."""
-
-    index: int
-    embedding: tuple[float, ...] | str
-    object: Literal["embedding"] = "embedding"
-
-
-class EmbeddingUsage(msgspec.Struct, frozen=True):
-    prompt_tokens: int
-    total_tokens: int
-
-
-class Embeddings(msgspec.Struct, frozen=True):
-    data: tuple[Embedding, ...]
-    model: str
-    usage: EmbeddingUsage
-    object: Literal["list"] = "list"
-
-
 class OpenAIModel(msgspec.Struct, frozen=True):
     """An agent, listed as a model."""
 
@@ -677,38 +644,6 @@ def last_call_ids(messages: list[OpenAIMessage]) -> list[str]:
 
 def call_shapes(calls: Sequence[Question]) -> tuple[CompletionCall, ...]:
     return tuple([CompletionCall(call.id, Function(call.tool, encode(call.arguments).decode())) for call in calls])
-
-
-def texts_of(body: EmbeddingRequest) -> list[str]:
-    """Return the texts to embed; HTTPError if one is empty, too long or given as tokens."""
-    texts: list[str] = []
-    for index, each in enumerate([body.input] if isinstance(body.input, str) else body.input):
-        place = "input" if isinstance(body.input, str) else f"input[{index}]"
-        if not isinstance(each, str):
-            raise bad_request(
-                "tokens are not supported: send texts; in LangChain, set check_embedding_ctx_length=False", place
-            )
-        if not each.strip():
-            raise bad_request(f"{place} is empty", place)
-        if len(each) > MAX_CHARACTERS:
-            raise bad_request(f"{place} has {len(each)} characters: send at most {MAX_CHARACTERS}", place)
-        texts.append(each)
-    return texts
-
-
-def embedding_of(index: int, vector: bytes, body: EmbeddingRequest) -> Embedding:
-    """Convert a vector of 16-bit floats; HTTPError if it has other dimensions than requested."""
-    numbers: tuple[float, ...] = struct.unpack(f"<{len(vector) // 2}e", vector)
-    if not numbers:
-        raise bad_request(f"the embedding model knows no word of input[{index}]", f"input[{index}]")
-    if body.dimensions is not None and body.dimensions != len(numbers):
-        raise bad_request(
-            f"dimensions is not supported: vectors of this model have {len(numbers)}",
-            "dimensions",
-            "unsupported_parameter",
-        )
-    packed = b64encode(struct.pack(f"<{len(numbers)}f", *numbers)).decode()
-    return Embedding(index, packed if body.encoding_format == "base64" else numbers)
 
 
 def settings_of(body: CompletionRequest) -> ModelSettings | None:
