@@ -78,7 +78,7 @@ def cpu_seconds_of_tree(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     used = cpu_seconds(pid) + (int(fields[13]) + int(fields[14])) / TICK
     for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-        with suppress(FileNotFoundError, ProcessLookupError, OSError):  # it has just ended: counted with its parent
+        with suppress(OSError):  # it has just ended: counted with its parent
             used += cpu_seconds_of_tree(int(child))
     return used
 
