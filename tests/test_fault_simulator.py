@@ -59,9 +59,9 @@ def careless_shop(simulation: Simulation) -> Agent:
 
 
 def test_effect_of_a_keyed_tool_happens_once_whatever_happens(fault_simulator: FaultSimulator) -> None:  # noqa: F811
-    report = fault_simulator.run(shop, "Buy it", seeds=20)
+    report = fault_simulator.run(shop, "Buy it", seeds=8)
     report.raise_if_failed(allow_unknown=False)
-    assert report.ok and len(report.cases) == 1 + report.points + 20
+    assert report.ok and len(report.cases) == 1 + report.points + 8
     crashed = [case for case in report.cases if case.case.startswith("crash@")]
     assert all(case.processes == 2 for case in crashed)
     assert all(len(case.effects) == 1 for case in crashed)
@@ -101,7 +101,7 @@ def two_looks(simulation: Simulation) -> Agent:
 
 
 def test_same_seed_gives_the_same_schedule() -> None:
-    first, second = [FaultSimulator().run(two_looks, ["One", "Two"], seeds=25) for _ in range(2)]
+    first, second = [FaultSimulator().run(two_looks, ["One", "Two"], seeds=8) for _ in range(2)]
     assert [case.trace for case in first.cases] == [case.trace for case in second.cases]
     assert len({case.trace for case in first.cases}) > first.points
     first.raise_if_failed()
@@ -251,7 +251,7 @@ def test_unsafe_call_that_a_crash_interrupts_is_unknown_and_does_not_run_again()
 
         return Agent("shop", model=Scripted(calls("mail", to="Ann"), says("Sent.")), tools=[mail])
 
-    report = FaultSimulator().run(mailing, "Write to Ann", seeds=10)
+    report = FaultSimulator().run(mailing, "Write to Ann", seeds=5)
     report.raise_if_failed()
     counts = report.by_subject()["mail"]
     assert counts["unknown"] > 0 and counts["repeated"] == counts["lost"] == 0
@@ -356,7 +356,7 @@ class Newsroom:
 
 
 def test_delegated_task_and_its_effects_survive_crashes_at_every_point() -> None:
-    report = FaultSimulator().run(Newsroom(), "Have it written", seeds=10)
+    report = FaultSimulator().run(Newsroom(), "Have it written", seeds=3)
     report.raise_if_failed()
     whole = report.cases[0]
     assert [effect.name for effect in whole.effects] == ["delegate_task", "publish"]

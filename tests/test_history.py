@@ -218,7 +218,7 @@ async def test_selection_of_random_histories_is_always_valid() -> None:
         for m in limits
         for t in (None, 1, 5, 12)
     ]
-    for number in range(10_000):
+    for number in range(3_000):
         given = break_history(rng) if number % 2 else is_complete(rng)
         if number % 2 or not given or rng.random() < 0.5:
             given.append(user("newest"))  # otherwise the turn goes on after an answer or a result

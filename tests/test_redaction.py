@@ -585,15 +585,15 @@ def _lines(folder: str) -> Iterator[str]:
 @pytest.mark.parametrize("folder", ["tests", "docs", "src"])
 def test_at_most_one_percent_of_the_lines_of_this_repository_change(folder: str) -> None:
     """Every changed line counts as a false positive, also those with the secrets of tests."""
-    redactor, lines = Redactor(environment={}), list(_lines(folder))
+    redactor, lines = Redactor(environment={}), list(_lines(folder))[::4]
     changed = [line for line in lines if redactor.text(line) != line]
     assert len(lines) > 1000
     assert len(changed) / len(lines) <= MAX_FALSE_POSITIVES, changed[:20]
 
 
 def _fields() -> Iterator[dict[str, Any]]:
-    """Yield the keyword arguments and dictionary items with constant values in all tests."""
-    for path in sorted((REPOSITORY / "tests").rglob("*.py")):
+    """Yield the keyword arguments and dictionary items with constant values in a quarter of the tests."""
+    for path in sorted((REPOSITORY / "tests").rglob("*.py"))[::4]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.keyword) and node.arg and isinstance(node.value, ast.Constant):
                 yield {node.arg: node.value.value}
@@ -609,7 +609,7 @@ def test_at_most_one_percent_of_the_harmless_fields_in_tests_change() -> None:
     fields = [field for field in _fields() if isinstance(next(iter(field.values())), str | int | None)]
     harmless = [field for field in fields if not is_secret_name(next(iter(field)))]
     changed = [field for field in harmless if redactor.value(field) != field]
-    assert len(harmless) > 3000
+    assert len(harmless) > 1000
     assert len(changed) / len(harmless) <= MAX_FALSE_POSITIVES, changed[:20]
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import fork_server
 from checks import TIMEOUT
 from model_server import ModelRequest, ModelServer, Reply, run_model_server
 
@@ -67,16 +68,15 @@ def server() -> Iterator[ModelServer]:
 
 def run_task(name: str, server: ModelServer, folder: Path, **settings: str) -> str:
     kept = {key: value for key, value in os.environ.items() if not key.endswith(("_API_KEY", "_BASE_URL"))}
-    done = subprocess.run(
-        [sys.executable, "-W", "error", FOLDER / f"{name}.py"],
-        cwd=folder,
-        env={**kept, **server.settings, **settings},
-        input="y\n",
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT,
-        check=False,
-    )
+    env = {**kept, **server.settings, **settings, "PYTHONWARNINGS": "error"}
+    path = str(FOLDER / f"{name}.py")
+    if name != "ask_a_person":
+        done = fork_server.run(path, cwd=folder, env=env, timeout=TIMEOUT)
+    else:
+        command = [sys.executable, path]
+        done = subprocess.run(
+            command, cwd=folder, env=env, input="y\n", capture_output=True, text=True, timeout=TIMEOUT, check=False
+        )
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 

@@ -419,7 +419,7 @@ def test_terminal_shows_markdown_without_control_characters(bare: Home) -> None:
 
 def test_processes_that_start_together_share_a_home(home: Home) -> None:
     """Each finds the embedded gateway of another, or waits until the home folder is free; all get their answer."""
-    processes = [home.start("ask", f"question {number}") for number in range(3)]
+    processes = [home.start("ask", f"question {number}") for number in range(2)]
     outcomes = [(*process.communicate(timeout=TIMEOUT), process.returncode) for process in processes]
     for number, (output, errors, code) in enumerate(outcomes):
         assert (code, output) == (0, f"You wrote: question {number}\n"), errors

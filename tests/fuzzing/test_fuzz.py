@@ -7,7 +7,7 @@ import fuzz
 import pytest
 from targets import TARGETS, Target
 
-EXAMPLES = 100
+EXAMPLES = 40
 
 
 def check(target: Target, data: bytes) -> None:

@@ -85,26 +85,19 @@ def _alive(pid: int) -> bool:
         return False
 
 
-async def test_killed_child_is_restarted_by_the_next_turn(make: Make) -> None:
-    async with Atlas([Agent("a", system_prompt="Hi.", model=make(), max_tokens=3)]) as atlas:
-        assert (await atlas.ask("Hello!")).text
-        (first,) = children(os.getpid())
-        os.kill(first, signal.SIGKILL)
-        assert (await atlas.ask("Hello again!")).text
-        (second,) = children(os.getpid())
-        assert first != second
-    assert children(os.getpid()) == []
-
-
-async def test_child_that_dies_during_an_answer_costs_a_retry(make: Make) -> None:
+async def test_child_that_dies_during_an_answer_is_restarted_by_a_retry(make: Make) -> None:
     # The rest of the answer takes longer than the kill, also on a busy machine.
     async with Atlas([Agent("a", system_prompt="Hi.", model=make(), max_tokens=64)]) as atlas:
-        resets = chunks = 0
+        first = resets = chunks = 0
         async for event in atlas.send("Tell me a story."):
             resets += event.type == "stream:reset"
             if event.type == "stream:chunk" and (chunks := chunks + 1) == 1:
-                os.kill(children(os.getpid())[0], signal.SIGKILL)
+                (first,) = children(os.getpid())
+                os.kill(first, signal.SIGKILL)
         assert resets == 1 and atlas.conversation().messages[-1].text
+        (second,) = children(os.getpid())
+        assert first != second
+    assert children(os.getpid()) == []
 
 
 async def test_restarts_of_a_crashing_child_are_delayed(make: Make) -> None:
@@ -154,8 +147,9 @@ async def test_concurrent_requests_are_all_answered(share: Make) -> None:
     assert await asyncio.gather(*(say_hello(provider) for _ in range(8))) == [True] * 8
 
 
-async def test_server_requires_its_secret_key(make: Make) -> None:
+async def test_server_requires_its_secret_key_and_logs_to_a_file_only(make: Make, home: Path, capfd: Any) -> None:
     provider = make()
+    assert await say_hello(provider)
     endpoint = await provider.endpoint()
     assert endpoint.url.startswith("http://127.0.0.1:") and endpoint.key.reveal() not in repr(endpoint)
     other = OpenAIProvider("x", base_url=f"{endpoint.url}/v1", api_key="guess")
@@ -167,17 +161,13 @@ async def test_server_requires_its_secret_key(make: Make) -> None:
     shown = [_read_proc(child, file) for file in ("cmdline", "environ")]
     assert all(endpoint.key.reveal().encode() not in each for each in shown)
     assert b"OMP_WAIT_POLICY=passive" in shown[1]
+    out, err = capfd.readouterr()
+    assert (out, err) == ("", "")
+    assert "listening on" in (home / "logs" / "smollm2-135m.log").read_text()
 
 
 def _read_proc(pid: int, file: str) -> bytes:
     return Path(f"/proc/{pid}/{file}").read_bytes()
-
-
-async def test_server_logs_to_a_file_only(make: Make, home: Path, capfd: Any) -> None:
-    assert await say_hello(make())
-    out, err = capfd.readouterr()
-    assert (out, err) == ("", "")
-    assert "listening on" in (home / "logs" / "smollm2-135m.log").read_text()
 
 
 # Both vendors' own clients

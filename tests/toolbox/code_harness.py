@@ -37,6 +37,7 @@ class SandboxHarness:
     """A workspace with secrets around it, listeners that must not be reached, and an interpreter."""
 
     def __init__(self, kind: str, root: Path, **options: Any) -> None:
+        self.kind = kind
         self.canary = f"canary-{secrets.token_hex(8)}"
         self.root = root
         self.folder = root / "workspace"

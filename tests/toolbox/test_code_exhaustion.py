@@ -147,7 +147,10 @@ FORGED = {
 
 
 @pytest.fixture(params=SANDBOXES)
-async def harness(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[SandboxHarness]:
+async def harness(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[SandboxHarness]:
+    monkeypatch.setattr(tool, "_MAX_WRITTEN", 200 << 20)
     made = SandboxHarness(request.param, tmp_path, seconds=SECONDS)
     yield made
     await made.close()
@@ -176,7 +179,9 @@ async def test_endless_code_is_killed(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 async def test_broken_code_does_not_affect_later_calls(harness: SandboxHarness) -> None:
-    found = await _run_all(harness, BREAKING)
+    """Each sandbox runs every other attempt: they break the interpreter, which is the same in both."""
+    breaking = dict(list(BREAKING.items())[SANDBOXES.index(harness.kind) :: len(SANDBOXES)])
+    found = await _run_all(harness, breaking)
     assert [
         (name, result_text(found[name])) for name in found if not _as_expected(found[name], BREAKING[name][1])
     ] == []

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from attacker import BACKENDS, Arena
+from attacker import BACKENDS, USERS, Arena
 from calling_tools import Person, call
 from code_harness import SANDBOXES
 
@@ -236,10 +236,6 @@ os.chown('mine', os.getuid(), os.getgid())
 info = os.stat('mine')
 result = [info.st_mode & 0o777, int(info.st_mtime), os.stat('folder/inner').st_mode & 0o777]
 """
-
-
-async def test_metadata_of_own_files_can_be_changed(arena: Arena) -> None:
-    assert (await arena.attempt({"own": _OWN_FILES}))["own"] == [0o600, 6, 0o755]
 
 
 PROTECTED = {"masked": ["project/.ssh", ".ssh", "project/.env"], "read_only": ["project/.git", ".git", "AGENTS.md"]}
@@ -582,15 +578,13 @@ async def test_approval_request_makes_exactly_the_claims_that_are_tested(kind: S
         assert hidden == (["; ".join(_LOOKING)] if kind == "landlock" else [])
 
 
-async def test_approval_request_says_what_is_not_hidden(arena: Arena) -> None:
+async def test_own_files_and_processes_can_be_changed_and_the_request_says_what_is_not_hidden(arena: Arena) -> None:
     (arena.root / "pointer").symlink_to("nowhere")
     assert len(arena.canary) == 23
-    found = await arena.attempt(_LOOKING)
+    found = await arena.attempt({"own": _OWN_FILES, **_LOOKING, **OWN_PROCESS})
+    assert found.pop("own") == [0o600, 6, 0o755]
+    assert {found.pop(name) for name in OWN_PROCESS} == {"done"}
     assert _successes(found) == (set(_LOOKING) if arena.kind == "landlock" else set())
-
-
-async def test_own_processes_can_be_managed(arena: Arena) -> None:
-    assert set((await arena.attempt(OWN_PROCESS)).values()) == {"done"}
 
 
 def _successes(found: dict[str, object]) -> set[str]:
@@ -626,10 +620,17 @@ WRITING = {
 }
 
 
-@pytest.mark.parametrize("way", WRITING)
+def _written() -> Iterator[tuple[str, str]]:
+    """Yield every way in every sandbox; the users take turns, since the sandbox counts what is written."""
+    for number, way in enumerate(WRITING):
+        for backend in BACKENDS:
+            if backend.endswith(f" {USERS[number % len(USERS)]}"):
+                yield backend, way
+
+
+@pytest.mark.parametrize(("arena", "way"), list(_written()), indirect=["arena"])
 async def test_total_of_what_is_written_is_limited(arena: Arena, way: str) -> None:
-    arena = arena
-    limits = {"written": 64_000_000, "disk": None, "file_size": 16_000_000, "seconds": 30, "cpu": 30}
+    limits = {"written": 32_000_000, "disk": None, "file_size": 16_000_000, "seconds": 30, "cpu": 30}
     before = os.statvfs(arena.root)
     result = await arena.run(WRITING[way], limits=limits)
     used = (before.f_bavail - os.statvfs(arena.root).f_bavail) * before.f_frsize

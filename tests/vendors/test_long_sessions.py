@@ -9,7 +9,7 @@ import pytest
 from atlas_agents import Compaction, History
 from vendors.families import FAMILIES, check_long_session
 
-NAMES = ("Claude 5.5", "Claude 4.5", "GPT-6 and 5.6", "GPT-4.1", "Gemini 3", "DeepSeek 4")
+NAMES = ("Claude 5.5", "GPT-6 and 5.6", "Gemini 3", "DeepSeek 4")
 
 
 @pytest.mark.parametrize("name", NAMES)
