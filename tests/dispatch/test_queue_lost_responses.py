@@ -80,10 +80,11 @@ async def opened(url: str, schema: str) -> AsyncGenerator[tuple[ResponseDropping
     logging.getLogger("psycopg.pool").setLevel(logging.CRITICAL)
     async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
         await connection.execute(f"CREATE SCHEMA {schema}".encode())
-    proxy = ResponseDroppingProxy(int(conninfo_to_dict(url)["port"] or 5432))
+    server = conninfo_to_dict(url)
+    proxy = ResponseDroppingProxy(int(server["port"] or 5432))
     async with await asyncio.start_server(proxy.accept, "127.0.0.1", 0) as listening:
         port = listening.sockets[0].getsockname()[1]
-        queue = Queue(f"postgresql://postgres@127.0.0.1:{port}/postgres?sslmode=disable", schema, "default")
+        queue = Queue(f"postgresql://postgres@127.0.0.1:{port}/{server['dbname']}?sslmode=disable", schema, "default")
         await queue.open()
         try:
             yield proxy, queue
