@@ -6,6 +6,7 @@ import importlib
 import inspect
 import os
 import ssl
+import subprocess
 import sys
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
@@ -14,12 +15,15 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pytest
+
 from atlas_agents import AtlasStream, Event, Message, Provider, Request, Tool, tool
 from atlas_agents.core.aio import SystemClock
 
 _TICK = 0.01
 _LONGEST_INTERVAL = 0.05
 T = TypeVar("T")
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has bubblewrap, Landlock and /proc")
 _REFERENCE = 0.004
 """Seconds of CPU time that the computation of `cpu_factor` takes on the reference machine."""
 _MEASURED_EVERY = 15.0
@@ -111,6 +115,8 @@ async def wait_until(condition: Callable[[], Any], interval: float = 0.01, secon
 
 def is_running(command: str) -> bool:
     """Return whether a process of this machine runs a command; its words are separated by single spaces."""
+    if sys.platform != "linux":
+        return command in subprocess.run(["ps", "-axo", "args="], check=True, capture_output=True, text=True).stdout
     wanted = command.replace(" ", "\0").encode()
     for each in Path("/proc").iterdir():
         with suppress(OSError):

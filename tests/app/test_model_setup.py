@@ -19,7 +19,7 @@ from atlas_agents.app.serve import ServedGateway, private_gateway
 from atlas_agents.config.load import load
 from atlas_agents.core.paths import SECRETS_FILE, Environment
 from atlas_agents.local.models import CATALOG, LocalModel, Url
-from checks import TIMEOUT
+from checks import TIMEOUT, linux_only
 from model_server import ModelServer, Reply, run_model_server
 
 KEY = "sk-test-0123456789abcdef4f2a"
@@ -153,6 +153,7 @@ async def test_secrets_of_variables_and_stored_files_are_redacted(tmp_path: Path
         assert runtime.atlas.hide("renewed-10-key, other-11-key") == "[REDACTED], [REDACTED]"
 
 
+@linux_only
 async def test_stored_key_is_used_without_a_restart_and_never_shown(
     tmp_path: Path, vendor: ModelServer, caplog: pytest.LogCaptureFixture
 ) -> None:

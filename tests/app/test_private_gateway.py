@@ -29,7 +29,7 @@ from atlas_agents.core.errors import Unreachable
 from atlas_agents.core.paths import Environment
 from atlas_agents.core.store import AcceptRun, AddEvents, DropRecord, PutSession, ReserveEvents, SetRun
 from atlas_agents.storage.sqlite import SqliteStore
-from checks import TIMEOUT, run_ready_tasks, wait_until
+from checks import TIMEOUT, linux_only, run_ready_tasks, wait_until
 
 DEMO = "# Agents\n\n## helper\n\nModel: ollama/tiny\nDescription: Helps.\n"
 
@@ -91,6 +91,7 @@ async def test_agent_without_key_and_model_uses_the_demo_with_a_notice(tmp_path:
         assert "The time is" in history
 
 
+@linux_only
 async def test_base_installation_downloads_no_model_that_it_cannot_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,6 +187,7 @@ async def test_wildcard_origin_is_rejected(tmp_path: Path) -> None:
             pass
 
 
+@linux_only
 async def test_default_policy_denies_other_tools_with_effects(tmp_path: Path) -> None:
     async with serve(tmp_path / "home", model="demo") as gateway:
         allowed = {tool["name"]: tool["allowed"] for tool in (await call(gateway, "tools.list"))["tools"]}

@@ -22,7 +22,9 @@ from atlas_agents.core.errors import ConfigError, DuplicateTool
 from atlas_agents.mcp.config import DiscoveredTool, reveal_invisible, tools_with_invisible
 from atlas_agents.mcp.programs import describe_program
 from atlas_agents.testing import Scripted, calls, says
-from checks import wait_until
+from checks import linux_only, wait_until
+
+pytestmark = linux_only
 
 TOOL: dict[str, Any] = {
     "name": "echo",

@@ -13,7 +13,9 @@ from mcp_workspace import load_servers, open_atlas, recorded_calls, scripted_ent
 from atlas_agents import Atlas
 from atlas_agents.core.errors import Transient
 from atlas_agents.mcp import client, transports
-from checks import TIMEOUT, wait_until
+from checks import TIMEOUT, linux_only, wait_until
+
+pytestmark = linux_only
 
 RESPONSE_SIZE = (
     len(json.dumps({"jsonrpc": "2.0", "id": 3, "result": {"content": [{"type": "text", "text": "done"}]}})) + 1

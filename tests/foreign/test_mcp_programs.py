@@ -22,7 +22,9 @@ from atlas_agents.mcp.config import read_servers
 from atlas_agents.mcp.programs import describe_program
 from atlas_agents.mcp.servers import Servers
 from atlas_agents.testing import Environment, Scripted, calls, in_memory_atlas, says
-from checks import wait_until
+from checks import linux_only, wait_until
+
+pytestmark = linux_only
 
 # A server with one tool, which evaluates an expression.
 SERVER = """

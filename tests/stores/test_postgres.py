@@ -19,7 +19,7 @@ from atlas_agents.storage.migrations import schema_version
 from atlas_agents.storage.postgres import PostgresStore
 from atlas_agents.storage.postgres.store import tenant_lock_id
 from atlas_agents.storage.sql.tables import Query
-from checks import TIMEOUT, measure_loop_time, scaled, wait_until
+from checks import TIMEOUT, linux_only, measure_loop_time, scaled, wait_until
 
 pytestmark = pytest.mark.slow  # each test starts processes of its own
 
@@ -168,6 +168,7 @@ async def test_long_outage_is_reported_soon_and_recovered_from(
     assert len(await store.audit(TENANT)) == 2
 
 
+@linux_only
 async def test_frozen_server_is_reported_in_time_and_recovered_from(
     postgres_server: PostgresServer, schema: str
 ) -> None:
@@ -193,6 +194,7 @@ async def test_frozen_server_is_reported_in_time_and_recovered_from(
         await hasty.close()
 
 
+@linux_only
 async def test_frozen_server_is_reported_within_the_default_timeout(
     postgres_server: PostgresServer, schema: str
 ) -> None:

@@ -18,7 +18,7 @@ from atlas_agents import Policy
 from atlas_agents.builtin_tools.bash import ProgressReporter, bash_tool
 from atlas_agents.builtin_tools.files import file_tools
 from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
-from checks import TIMEOUT, is_running, wait_until
+from checks import TIMEOUT, is_running, linux_only, wait_until
 
 YES = Policy(tools={"bash": {"*": "yes"}})
 
@@ -42,7 +42,7 @@ async def is_gone(command: str, within: float = TIMEOUT) -> bool:
         return False
 
 
-@pytest.mark.parametrize("sandbox", ["bubblewrap", "none"])
+@pytest.mark.parametrize("sandbox", [pytest.param("bubblewrap", marks=linux_only), "none"])
 @pytest.mark.parametrize(
     ("arguments", "output"),
     [
@@ -62,6 +62,7 @@ async def test_result_has_output_and_exit_status(
     assert (await run_bash(tmp_path, sandbox, **arguments)).startswith(output.replace("{folder}", str(tmp_path)))
 
 
+@linux_only
 async def test_long_output_is_cut_and_endless_output_killed(tmp_path: Path) -> None:
     text = await run_bash(tmp_path, command="seq 1 100000")
     assert text.startswith("1\n2\n") and text.split("\n")[-2] == "100000" and len(text) < 21_000
@@ -70,6 +71,7 @@ async def test_long_output_is_cut_and_endless_output_killed(tmp_path: Path) -> N
     assert "it wrote too much output" in flood and len(flood) < 21_000
 
 
+@linux_only
 async def test_environment_has_no_api_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-canary")
     for sandbox in ("bubblewrap", "none"):
@@ -77,6 +79,7 @@ async def test_environment_has_no_api_keys(tmp_path: Path, monkeypatch: pytest.M
         assert "canary" not in text and "PATH=" in text
 
 
+@linux_only
 async def test_protected_files_cannot_be_changed_and_secrets_not_read(tmp_path: Path) -> None:
     home = tmp_path / "home"
     for path in (
@@ -106,6 +109,7 @@ async def test_protected_files_cannot_be_changed_and_secrets_not_read(tmp_path: 
     assert "canary" not in str(hidden.result) and "token" not in str(hidden.result).replace("home/token", "")
 
 
+@linux_only
 async def test_network_is_blocked_unless_enabled(tmp_path: Path) -> None:
     server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
@@ -117,6 +121,7 @@ async def test_network_is_blocked_unless_enabled(tmp_path: Path) -> None:
     server.close()
 
 
+@linux_only
 async def test_audit_row_names_the_sandbox(tmp_path: Path) -> None:
     model = Scripted(calls("bash", command="true"), says("ok"))
     async with in_memory_atlas(model, [bash_tool(tmp_path, sandbox="bubblewrap")], approve=Person()) as atlas:
@@ -125,6 +130,7 @@ async def test_audit_row_names_the_sandbox(tmp_path: Path) -> None:
     assert row.entry.meta["notes"] == {"sandbox": "bubblewrap"} and row.entry.meta["approval"]
 
 
+@linux_only
 async def test_output_is_reported_as_progress(tmp_path: Path) -> None:
     messages: list[str] = []
     model = Scripted(calls("bash", command="echo one; until [ -e go ]; do sleep 0.02; done; echo two"), says("ok"))
@@ -143,7 +149,7 @@ async def test_output_is_reported_as_progress(tmp_path: Path) -> None:
 # Killing commands
 
 
-@pytest.mark.parametrize("sandbox", ["bubblewrap", "none"])
+@pytest.mark.parametrize("sandbox", [pytest.param("bubblewrap", marks=linux_only), "none"])
 @pytest.mark.parametrize(
     "shape",
     ["{sleep}", "{sleep} & {sleep}", "setsid {sleep} & {sleep}", "trap '' TERM; {sleep} & while :; do sleep 0.1; done"],
@@ -156,7 +162,7 @@ async def test_timeout_kills_all_processes_of_a_command(sandbox: Any, shape: str
     assert await is_gone(sleep)
 
 
-@pytest.mark.parametrize("sandbox", ["bubblewrap", "none"])
+@pytest.mark.parametrize("sandbox", [pytest.param("bubblewrap", marks=linux_only), "none"])
 async def test_background_process_does_not_delay_the_result(sandbox: Any, tmp_path: Path) -> None:
     sleep = unique_sleep()
     text = await run_bash(tmp_path, sandbox, command=f"({sleep} &) ; {sleep} & echo started")
@@ -164,7 +170,7 @@ async def test_background_process_does_not_delay_the_result(sandbox: Any, tmp_pa
     assert await is_gone(sleep)
 
 
-@pytest.mark.parametrize("sandbox", ["bubblewrap", "none"])
+@pytest.mark.parametrize("sandbox", [pytest.param("bubblewrap", marks=linux_only), "none"])
 async def test_cancelled_turn_kills_its_command(sandbox: Any, tmp_path: Path) -> None:
     sleep = unique_sleep()
     model = Scripted(calls("bash", command=f"touch begun; {sleep} & {sleep}"), says("ok"))
@@ -178,6 +184,7 @@ async def test_cancelled_turn_kills_its_command(sandbox: Any, tmp_path: Path) ->
         assert await is_gone(sleep)
 
 
+@linux_only
 @pytest.mark.parametrize("seconds", [0, -1, 601])
 async def test_timeout_out_of_range_is_rejected(seconds: int, tmp_path: Path) -> None:
     result = await call([bash_tool(tmp_path)], "bash", Person(), YES, command="true", timeout=seconds)
@@ -204,6 +211,7 @@ async def test_progress_of_much_output_is_throttled() -> None:
     assert sum(map(len, reports)) < 500_000
 
 
+@linux_only
 async def test_secrets_are_masked_in_a_folder_inside_a_private_one(tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / ".env").write_text("canary")
@@ -228,11 +236,13 @@ async def test_private_database_named_in_a_command_keeps_its_locks(tmp_path: Pat
     assert b"database is locked" in stderr
 
 
+@linux_only
 async def test_command_can_name_an_unreadable_file(tmp_path: Path) -> None:
     text = await run_bash(tmp_path, command="cat /proc/1/mem /proc/1/environ > /dev/null; echo went on")
     assert "went on" in text
 
 
+@linux_only
 @pytest.mark.parametrize("sandbox", ["bubblewrap", "landlock", "none"])
 @pytest.mark.parametrize("keep", [True, False])
 async def test_disk_that_a_command_writes_is_limited(tmp_path: Path, sandbox: Any, keep: bool) -> None:
@@ -246,6 +256,7 @@ async def test_disk_that_a_command_writes_is_limited(tmp_path: Path, sandbox: An
     assert sum(entry.stat().st_size for entry in os.scandir(tmp_path)) < 1_000_000_000
 
 
+@linux_only
 @pytest.mark.parametrize("sandbox", ["bubblewrap", "landlock", "none"])
 async def test_size_of_a_file_is_limited(tmp_path: Path, sandbox: Any) -> None:
     tool = bash_tool(tmp_path, sandbox=sandbox, max_written=50_000_000)
@@ -253,6 +264,7 @@ async def test_size_of_a_file_is_limited(tmp_path: Path, sandbox: Any) -> None:
     assert {entry.name: entry.stat().st_size for entry in os.scandir(tmp_path)} == {"large": 0, "small": 40_000_000}
 
 
+@linux_only
 @pytest.mark.parametrize("sandbox", ["bubblewrap", "landlock"])
 async def test_sockets_of_other_programs_in_the_folder_cannot_be_reached(tmp_path: Path, sandbox: Any) -> None:
     """A socket of a database or a container engine would be a way out of the sandbox."""

@@ -20,7 +20,7 @@ from atlas_agents.builtin_tools.sandbox import SandboxKind
 from atlas_agents.storage.sqlite import MemoryStore
 from atlas_agents.testing import Scripted, VirtualClock, calls, in_memory_atlas, says
 from atlas_agents.tools.commands import WILDCARD_PROGRAMS
-from checks import TIMEOUT, wait_until
+from checks import TIMEOUT, linux_only, wait_until
 
 YES = Policy(tools={"bash": {"*": "yes"}})
 ECHO = Policy(tools={"bash": {"*": "yes"}}, commands=[{"argv": ["echo", "**"]}, {"argv": ["git", "status"]}])
@@ -300,6 +300,7 @@ async def test_option_that_runs_a_program_asks(tmp_path: Path) -> None:
     assert len(person.questions) == 1 and os.listdir(tmp_path) == []
 
 
+@linux_only
 @pytest.mark.parametrize("sandbox", ["none", "auto"])
 async def test_git_ignores_the_settings_of_a_folder_that_looks_like_a_repository(sandbox: Any, tmp_path: Path) -> None:
     fake = tmp_path / "data"
@@ -355,6 +356,7 @@ async def test_program_with_invisible_characters_is_another_program(name: str, t
     assert person.questions[0].facts["argv"] == [f"./{name}"]
 
 
+@linux_only
 async def test_preview_describes_sandbox_folder_timeout_and_program(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     person = Person(False)
@@ -508,6 +510,7 @@ async def test_very_large_script_is_covered(tmp_path: Path, monkeypatch: pytest.
     assert result.error == "declined" and not (tmp_path / "canary").exists()
 
 
+@linux_only
 async def test_environment_or_folder_changed_after_approval_is_denied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,9 @@ from atlas_agents.builtin_tools.code.tool import CodeInterpreter, SandboxKind, c
 from atlas_agents.core.errors import SandboxUnavailable
 from atlas_agents.storage.sqlite import MemoryStore
 from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
-from checks import wait_until
+from checks import linux_only, wait_until
+
+pytestmark = linux_only
 
 PLOT = "import matplotlib.pyplot as plt\nplt.plot([1, 4, 9])\n"
 

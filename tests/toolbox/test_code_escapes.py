@@ -12,7 +12,9 @@ import pytest
 from attacker import NUMBERS
 from code_harness import SANDBOXES, SandboxHarness, is_unlocked
 
-from checks import wait_until
+from checks import linux_only, wait_until
+
+pytestmark = linux_only
 
 _TRY = "\n    try: {}\n    except OSError: pass"
 READING = {

@@ -12,6 +12,9 @@ import pytest
 from code_harness import SANDBOXES, SandboxHarness
 
 from atlas_agents.builtin_tools.code import tool
+from checks import linux_only
+
+pytestmark = linux_only
 
 SECONDS, SHORT = 30.0, 1.0
 # Each attempt with texts, one of which its result or error must contain.

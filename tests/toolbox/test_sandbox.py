@@ -27,7 +27,9 @@ from atlas_agents.builtin_tools.sandbox.process import (
 )
 from atlas_agents.builtin_tools.sandbox.seccomp import build_filter, syscall_numbers
 from atlas_agents.core.errors import SandboxUnavailable
-from checks import TIMEOUT, wait_until
+from checks import TIMEOUT, linux_only, wait_until
+
+pytestmark = linux_only
 
 Shell = Callable[..., Coroutine[Any, Any, ProcessResult]]
 

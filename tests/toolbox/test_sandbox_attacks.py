@@ -19,6 +19,9 @@ from code_harness import SANDBOXES
 from atlas_agents.builtin_tools.bash import bash_tool
 from atlas_agents.builtin_tools.code.tool import CodeInterpreter, code_tool
 from atlas_agents.builtin_tools.sandbox import SandboxKind
+from checks import linux_only
+
+pytestmark = linux_only
 
 
 @pytest.fixture(params=BACKENDS)
