@@ -50,6 +50,16 @@ def test_result_can_be_an_image() -> None:
     assert extract_images(found) == ("(image/jpeg, 6 bytes)", [Image("image/jpeg", "aGVsbG8h")])
 
 
+def test_images_are_found_anywhere_and_also_as_mcp_writes_them() -> None:
+    theirs = {"type": "image", "mimeType": "image/webp", "data": "aGk="}
+    noted = {"printed": "x", "plots": ["(plot.png, image/png, 6 bytes)", "(image/webp, 3 bytes)"]}
+    rest, found = extract_images({"printed": "x", "plots": [PICTURE, theirs]})
+    assert rest == noted and [(each.media_type, each.data) for each in found] == [
+        ("image/png", "aGVsbG8h"),
+        ("image/webp", "aGk="),
+    ]
+
+
 async def test_image_of_pillow_as_a_result_reaches_a_model_with_vision() -> None:
     def draw(color: str) -> pillow.Image:
         """Draw a small square."""
@@ -74,7 +84,11 @@ def test_model_reads_text_files_and_a_note_for_others() -> None:
 
 def test_value_that_only_resembles_an_image_is_unchanged() -> None:
     for given in (
+        None,
+        1,
+        "x",
         {"type": "image"},
+        {"type": "image", "media_type": 3, "data": "x"},
         {"type": "image", "media_type": "text/html", "data": "aGVsbG8h"},
         {"type": "image", "media_type": "image/png", "data": ""},
         {"type": "picture", "media_type": "image/png", "data": "aGVsbG8h"},

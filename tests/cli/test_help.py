@@ -143,8 +143,8 @@ def _of_server(modules: set[str], packages: tuple[str, ...]) -> list[str]:
 
 
 def test_help_costs_less_than_importing_typer(bare: Home) -> None:
-    help = min(cpu_seconds(bare, ATLAS, "--help") for _ in range(5))
-    typer = min(cpu_seconds(bare, sys.executable, "-c", "import typer.core, typer.main") for _ in range(5))
+    help = min(cpu_seconds(bare, ATLAS, "--help") for _ in range(3))
+    typer = min(cpu_seconds(bare, sys.executable, "-c", "import typer.core, typer.main") for _ in range(3))
     assert help < typer, (help, typer)
 
 
