@@ -20,6 +20,7 @@ PROCESS_LEVEL = (
     "toolbox/",
     "web/searx_server.py",
     "test_workers.py",
+    "valkey_server.py",
 )
 """Suites about other processes, and programs that run as such: no event tells what happens in another process."""
 HELPERS = (
