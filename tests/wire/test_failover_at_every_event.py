@@ -54,13 +54,20 @@ def is_complete(body: Body, count: int, ending: Ending) -> bool:
     return count >= body.last and (ending != "an error event" or count == len(body.events))
 
 
-def cut_points(body: Body) -> Sequence[int]:
-    return range(len(body.events) + 1)
+def cut_points(body: Body, ending: Ending) -> Sequence[int]:
+    """Return every point for a close; for the other endings those at which the state changes, and all complete ones."""
+    whole = range(body.last, len(body.events) + 1)
+    return range(len(body.events) + 1) if ending == "a close" else [*key_points(body), *whole]
+
+
+def key_points(body: Body) -> Sequence[int]:
+    """Return the points at which the state of an incomplete response changes; other tests cut it at every point."""
+    return sorted({0, body.first, body.last - 1})
 
 
 @with_second(TEXT_ONLY)
 async def test_failover_returns_one_answer_and_never_joins_two(body: Body, ending: Ending, second: Wire) -> None:
-    for count in cut_points(body):
+    for count in cut_points(body, ending):
         servers = (
             FaultServer(broken_script(body, count, ending)),
             FaultServer(response(*second.builder.says("From ", "the second."))),
@@ -76,7 +83,7 @@ async def test_failover_returns_one_answer_and_never_joins_two(body: Body, endin
 
 @with_second(CALL)
 async def test_calls_of_a_broken_response_never_run(body: Body, ending: Ending, second: Wire) -> None:
-    for count in cut_points(body):
+    for count in cut_points(body, ending):
         done = response(*second.builder.says("Done."))
         servers = (
             FaultServer(broken_script(body, count, ending), then=response(*body.wire.builder.says("Done."))),
@@ -92,7 +99,7 @@ async def test_calls_of_a_broken_response_never_run(body: Body, ending: Ending, 
 
 @with_second(TEXT_ONLY)
 async def test_failover_does_not_repeat_tools_of_an_earlier_round(body: Body, ending: Ending, second: Wire) -> None:
-    for count in cut_points(body):
+    for count in (*key_points(body), body.last):
         first = FaultServer(
             response(*body.wire.builder.calls(PAY, LOOK, says="Paying.")), broken_script(body, count, ending)
         )
@@ -110,7 +117,7 @@ async def test_failover_does_not_repeat_tools_of_an_earlier_round(body: Body, en
 @every_ending
 @every_body
 async def test_single_provider_that_always_breaks_ends_the_turn_with_one_error(body: Body, ending: Ending) -> None:
-    for count in range(body.last):
+    for count in key_points(body):
         script = broken_script(body, count, ending)
         async with open_setup(
             body.wire, FaultServer(script, script), retry=RetryPolicy(retries=1, backoff=0.001)
@@ -124,7 +131,7 @@ async def test_single_provider_that_always_breaks_ends_the_turn_with_one_error(b
 @every_ending
 @every_text
 async def test_failed_turn_keeps_the_results_of_its_tools(body: Body, ending: Ending) -> None:
-    for count in range(body.last):
+    for count in key_points(body):
         first = response(*body.wire.builder.calls(PAY, LOOK, says="Paying."))
         async with open_setup(body.wire, FaultServer(first, broken_script(body, count, ending)), retry=ONCE) as setup:
             turn = await setup.turn()

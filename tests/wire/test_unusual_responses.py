@@ -81,11 +81,7 @@ def check_resumed(setup: WireSetup, turn: Turn) -> None:
 ENDS = [
     text_case("P03 done missing", OPENAI, o.text("Hi"), o.finish()),
     StreamCase("P03 reset after finish", OPENAI, [broken_response(o.text("Hi"), o.finish())]),
-    StreamCase(
-        "P03 closed inside a chunked body after finish", OPENAI, [broken_response(o.text("Hi"), o.finish(), by="close")]
-    ),
     text_case("P04 message_stop missing", ANTHROPIC, *HI, a.stop("end_turn")),
-    StreamCase("P04 reset after message_delta", ANTHROPIC, [broken_response(*HI, a.stop("end_turn"))]),
     call_case("P04 message_stop missing but tool use stopped", ANTHROPIC, a_tool(PAY)[:-1], PAID),
     text_case("P26 length", OPENAI, o.text("Hi"), *o.end_with("length"), stop_reason="length", truncated=True),
     text_case("P26 max_tokens", ANTHROPIC, *HI, *a.end_with("max_tokens"), stop_reason="length", truncated=True),
@@ -150,8 +146,6 @@ ENDS = [
     text_case("P44 events after message_stop", ANTHROPIC, *a.says("Hi"), *a.says("you")),
 ]
 BYTES = [
-    text_case("P11 emoji split at every byte", OPENAI, *byte_by_byte(o.says(EMOJI)), text=EMOJI),
-    text_case("P11 emoji split at every byte", ANTHROPIC, *byte_by_byte(a.says(EMOJI)), text=EMOJI),
     text_case("P12 surrogate pair over two deltas", OPENAI, *o.says("Hi \ud83d", "\ude00!"), text="Hi 😀!"),
     text_case("P12 surrogate pair over two deltas", ANTHROPIC, *a.says("Hi \ud83d", "\ude00!"), text="Hi 😀!"),
     text_case("P12 half a pair before other text", OPENAI, *o.says("Hi \ud83d", "!"), text="Hi \ufffd!"),
@@ -194,14 +188,8 @@ BYTES = [
         look=keeps({"type": "x", "y": "\ufffd"}),
     ),
     text_case("P13 BOM first", OPENAI, b"\xef\xbb\xbf", *o.says("Hi")),
-    text_case("P13 BOM first", ANTHROPIC, b"\xef\xbb\xbf", *a.says("Hi")),
-    text_case("P13 BOM byte by byte", OPENAI, *byte_by_byte([b"\xef\xbb\xbf", *o.says("Hi")])),
     text_case("P14 CRLF", OPENAI, *lines(o.says(EMOJI), b"\n", b"\r\n"), text=EMOJI),
-    text_case("P14 CRLF", ANTHROPIC, *lines(a.says(EMOJI), b"\n", b"\r\n"), text=EMOJI),
-    text_case("P14 CRLF byte by byte", OPENAI, *byte_by_byte(lines(o.says("Hi"), b"\n", b"\r\n"))),
-    text_case("P14 CRLF byte by byte", ANTHROPIC, *byte_by_byte(lines(a.says("Hi"), b"\n", b"\r\n"))),
     text_case("P14 CR only", OPENAI, *lines([o.text("Hi"), o.finish()], b"\n", b"\r")),
-    text_case("P14 CR only", ANTHROPIC, *lines(a.says("Hi"), b"\n", b"\r")),
     text_case("P14 no space after data", OPENAI, *lines(o.says("Hi"), b"data: ", b"data:")),
     text_case(
         "P14 no space after data and event", ANTHROPIC, *lines(lines(a.says("Hi"), b"t: ", b"t:"), b"data: ", b"data:")
@@ -270,7 +258,6 @@ SIGNATURE = {"thoughtSignature": "c2ln"}
 CODE = {"executableCode": {"language": "PYTHON", "code": "print(1)"}, "thoughtSignature": "c2ln"}
 GEMINI_ENDS = [
     StreamCase("P03 reset after the finish", GEMINI, [broken_response(g.text("Hi"), g.finish())]),
-    StreamCase("P03 closed inside a chunked body", GEMINI, [broken_response(g.text("Hi"), g.finish(), by="close")]),
     text_case("P03 finish with the text", GEMINI, g.parts({"text": "Hi"}, finishReason="STOP")),
     text_case("P03 error after the finish", GEMINI, g.text("Hi"), g.finish(), g.error("server_error")),
     text_case("P26 MAX_TOKENS", GEMINI, g.text("Hi"), g.finish("MAX_TOKENS"), stop_reason="length", truncated=True),
@@ -296,7 +283,6 @@ GEMINI_ENDS = [
     call_case("P44 call and finish in one event", GEMINI, [g.call("c", "pay", PAY, x=1), g.finish()], PAID),
 ]
 GEMINI_BYTES = [
-    text_case("P11 emoji split at every byte", GEMINI, *byte_by_byte(g.says(EMOJI)), text=EMOJI),
     text_case("P12 surrogate pair over two parts", GEMINI, *g.says("Hi \ud83d", "\ude00!"), text="Hi 😀!"),
     text_case("P12 half a pair at the end", GEMINI, *g.says("Hi \ud83d"), text="Hi \ufffd"),
     text_case(
@@ -314,11 +300,6 @@ GEMINI_BYTES = [
         *g.says("Hi"),
         look=blocks_are({"hologram": {"y": "\ufffd"}}),
     ),
-    text_case("P13 BOM first", GEMINI, b"\xef\xbb\xbf", *g.says("Hi")),
-    text_case("P14 CRLF", GEMINI, *lines(g.says(EMOJI), b"\n", b"\r\n"), text=EMOJI),
-    text_case("P14 CR only", GEMINI, *lines(g.says("Hi"), b"\n", b"\r")),
-    text_case("P14 no space after data", GEMINI, *lines(g.says("Hi"), b"data: ", b"data:")),
-    text_case("P14 data over two lines", GEMINI, *lines(g.says("Hi"), b',"modelVersion"', b',\ndata: "modelVersion"')),
 ]
 GEMINI_SHAPES = [
     text_case("P17 usage first", GEMINI, g.event(usageMetadata={"promptTokenCount": 7}), *g.says("Hi")),
@@ -391,7 +372,6 @@ def r_thoughts(*pieces: str) -> list[bytes]:
 
 RESPONSES_ENDS = [
     StreamCase("P03 reset after the end", RESPONSES, [broken_response(*HI_R)]),
-    StreamCase("P03 closed inside a chunked body", RESPONSES, [broken_response(*HI_R, by="close")]),
     text_case("P03 done after the end", RESPONSES, *HI_R, o.done),
     text_case("P03 only the end", RESPONSES, HI_R[-1]),
     text_case("P03 no output in the end", RESPONSES, *HI_R[:-1], r.end()),
@@ -433,7 +413,6 @@ RESPONSES_ENDS = [
     text_case("P44 events after the end", RESPONSES, *HI_R, *r.says("you"), r.error("server_error")),
 ]
 RESPONSES_BYTES = [
-    text_case("P11 emoji split at every byte", RESPONSES, *byte_by_byte(r.says(EMOJI)), text=EMOJI),
     text_case("P12 surrogate pair over two deltas", RESPONSES, *r.says("Hi \ud83d", "\ude00!"), text="Hi 😀!"),
     text_case("P12 half a pair at the end", RESPONSES, *r.says("Hi \ud83d"), text="Hi \ufffd"),
     text_case(
@@ -449,11 +428,7 @@ RESPONSES_BYTES = [
         *[*HI_R[:-1], *r_item(1, {"type": "x", "y": "\ud83d"}), r.end()],
         look=keeps(KEPT, {"type": "x", "y": "\ufffd"}),
     ),
-    text_case("P13 BOM first", RESPONSES, b"\xef\xbb\xbf", *HI_R),
-    text_case("P14 CRLF", RESPONSES, *lines(r.says(EMOJI), b"\n", b"\r\n"), text=EMOJI),
-    text_case("P14 CR only", RESPONSES, *lines(HI_R, b"\n", b"\r")),
     text_case("P14 no event lines", RESPONSES, *(event.partition(b"\n")[2] for event in HI_R)),
-    text_case("P14 no space after data", RESPONSES, *lines(lines(HI_R, b"t: ", b"t:"), b"data: ", b"data:")),
 ]
 RESPONSES_SHAPES = [
     text_case("P18 delta null", RESPONSES, *HI_R[:3], r.event("response.output_text.delta", delta=None), *HI_R[3:]),
@@ -507,9 +482,6 @@ async def test_unknown_or_empty_events_are_ignored(row: StreamCase) -> None:
     ("wire", "body"),
     [
         pytest.param(OPENAI, [o.text("Hi"), o.finish(), "hold"], id="P03 finish, then nothing"),
-        pytest.param(
-            OPENAI, [o.text("Hi"), o.finish(), *[o.comment, Pause(0.02)] * 600], id="P03 finish, then comments"
-        ),
         pytest.param(OPENAI, [*o.says("Hi"), "hold"], id="P03 done, but not closed"),
         pytest.param(OPENAI, [*o.says("Hi"), *[o.comment, Pause(0.002)] * 6000], id="P03 done, then comments"),
         pytest.param(ANTHROPIC, [*HI, a.stop("end_turn"), "hold"], id="P04 stop reason, then nothing"),
@@ -519,8 +491,6 @@ async def test_unknown_or_empty_events_are_ignored(row: StreamCase) -> None:
         pytest.param(ANTHROPIC, [*a.says("Hi"), "hold"], id="P04 message_stop, but not closed"),
         pytest.param(GEMINI, [*g.says("Hi"), "hold"], id="P03 finishReason, but not closed"),
         pytest.param(RESPONSES, [*r.says("Hi"), "hold"], id="P03 completed, but not closed"),
-        pytest.param(RESPONSES, [*r.says("Hi"), *[r.comment, Pause(0.02)] * 600], id="P03 completed, then comments"),
-        pytest.param(GEMINI, [*g.says("Hi"), *[g.comment, Pause(0.02)] * 600], id="P03 finishReason, then comments"),
     ],
 )
 async def test_complete_message_does_not_wait_for_the_connection_to_close(wire: Wire, body: list[Step]) -> None:
