@@ -127,33 +127,6 @@ def test_document_is_uploaded_searched_and_removed(
     expect(page.get_by_text("No documents yet")).to_be_visible()
 
 
-def test_documents_after_the_first_page_are_shown_on_demand(
-    windows: Windows, admin: Tab, admin_gateway: GatewayProcess, tmp_path: Path
-) -> None:
-    paths = [tmp_path / f"item{number:02}.txt" for number in range(60)]
-    for path in paths:
-        path.write_text(f"{path.stem} is in stock.")
-    page = admin.open("/knowledge").page
-    upload = page.locator("input[type=file]")
-    uploads = page.get_by_role("list", name="Uploads")
-    for category, files in (("tools", paths[:2]), ("toys", paths[2:])):
-        page.get_by_label("Category of new files").fill(category)
-        upload.set_input_files(files)
-        expect(uploads.get_by_text("Ready · 1")).to_have_count(2 if category == "tools" else 60, timeout=60_000)
-    documents = page.get_by_role("list", name="Documents").get_by_role("listitem")
-    expect(documents).to_have_count(50)
-    admin.button("Show more").click()
-    expect(documents).to_have_count(60)
-    expect(documents.last).to_contain_text("item0")
-    expect(page.get_by_role("button", name="Show more")).to_have_count(0)
-    admin.button("Remove item00.txt").click()
-    page.get_by_role("dialog").get_by_role("button", name="Remove").click()
-    expect(documents).to_have_count(59)
-    page.get_by_label("Category", exact=True).click()
-    page.locator(".ant-select-item-option").get_by_text("tools", exact=True).last.click()
-    expect(documents).to_have_count(1)
-
-
 def test_memory_is_edited_and_forgotten(windows: Windows, admin: Tab, admin_gateway: GatewayProcess) -> None:
     page = admin.open("/memories").page
     memories = page.get_by_role("list", name="Memories")

@@ -8,11 +8,9 @@ from journey import (
     MOST_CLICKS,
     LocalServer,
     NewUser,
-    OpenAIAccount,
     answer_as_assistant,
     installed_gateway,
     served,
-    start_with_key,
     start_without_key,
 )
 from playwright.sync_api import Browser
@@ -24,15 +22,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 def home(weights: Path, tmp_path: Path) -> Path:
     install_weights(tmp_path / "home", weights)
     return tmp_path / "home"
-
-
-def test_new_user_with_a_key_needs_25_clicks(home: Path, browser: Browser, tmp_path: Path) -> None:
-    with served(OpenAIAccount(then=answer_as_assistant)) as vendor, installed_gateway(home) as gateway:
-        tab = next(open_tabs(browser, gateway))
-        user = NewUser(tab, tmp_path)
-        start_with_key(user, gateway, vendor.address)
-        assert user.clicks <= MOST_CLICKS
-        assert vendor.refusals == [] and tab.errors == []
 
 
 def test_new_user_without_a_key_needs_25_taps_on_a_phone(home: Path, browser: Browser, tmp_path: Path) -> None:

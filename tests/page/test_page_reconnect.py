@@ -27,6 +27,9 @@ def test_reload_during_a_stream_loses_nothing(tab: Tab) -> None:
 
 
 def test_killed_gateway_resumes_the_stream(tab: Tab) -> None:
+    tab.gateway.kill()  # a page that has reconnected before must not subscribe twice
+    tab.gateway.start()
+    tab.wait_until_connected()
     tab.send(SLOW)
     tab.answers.last.get_by_text("w9").wait_for()
     tab.gateway.kill()
@@ -70,19 +73,6 @@ def test_message_written_offline_is_sent_once(tab: Tab) -> None:
     tab.wait_for_answer("You wrote: second")
     expect(tab.page.locator(".user-message")).to_have_count(2)
     expect(tab.page.locator("[data-pending]")).to_have_count(0)
-
-
-def test_second_killed_gateway_does_not_duplicate_text(tab: Tab) -> None:
-    tab.gateway.kill()
-    tab.gateway.start()
-    tab.wait_until_connected()
-    tab.send(SLOW)
-    tab.answers.last.get_by_text("w20").wait_for()
-    tab.gateway.kill()
-    tab.gateway.start()
-    tab.wait_for_answer("w119")
-    tab.wait_until_idle()
-    expect_whole_answer(tab)
 
 
 def test_invalid_token_is_rejected_and_a_valid_one_accepted(gateway: GatewayProcess, windows: Windows) -> None:
