@@ -5,7 +5,6 @@ import json
 import os
 import re
 import socket
-import subprocess
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -38,35 +37,6 @@ async def call(atlas: Atlas, name: str, /, **arguments: Any) -> Any:
     result = await atlas.invoke(name, arguments)
     assert result.status == "ok", result
     return result.result
-
-
-async def test_time(tmp_path: Path) -> None:
-    async with open_atlas(write_config(tmp_path, time=python_server("mcp-server-time"))) as (atlas, _):
-        converted = json.loads(
-            await call(atlas, "time/convert_time", source_timezone="UTC", time="12:00", target_timezone="Asia/Tokyo")
-        )
-        assert converted["target"]["datetime"].endswith("21:00:00+09:00")
-        wrong = await atlas.invoke("time/get_current_time", {"timezone": "Nowhere/Land"})
-        assert wrong.status == "error" and "Nowhere/Land" in wrong.result
-
-
-def _commit(folder: Path) -> None:
-    own = ["-C", str(folder), "-c", "user.name=a", "-c", "user.email=a@b"]
-    for command in (["init", "-q", str(folder)], [*own, "commit", "-q", "--allow-empty", "-m", "First"]):
-        subprocess.run(["git", *command], check=True, timeout=TIMEOUT)
-
-
-async def test_git(tmp_path: Path) -> None:
-    folder = tmp_path / "repository"
-    _commit(folder)
-    policy = Policy(tools={"git/git_log": {"*": "yes"}, "git/git_status": {"*": "yes"}})
-    entry = python_server("mcp-server-git", "--repository", str(folder), folders={str(folder): "read"})
-    async with open_atlas(write_config(tmp_path, git=entry), policy=policy) as (atlas, _):
-        assert "First" in str(await call(atlas, "git/git_log", repo_path=str(folder)))
-        refused = await atlas.invoke("git/git_commit", {"repo_path": str(folder), "message": "Second"})
-        assert refused.error == "not_permitted"
-        outside = await atlas.invoke("git/git_status", {"repo_path": str(tmp_path)})
-        assert outside.status == "error"
 
 
 async def test_fetch(tmp_path: Path) -> None:
