@@ -1,19 +1,15 @@
 """AG-UI's own client in Node accepts a gateway as an agent: it validates every event and their order."""
 
-import asyncio
 from pathlib import Path
 
 import pytest
-from agui_client import change, kinds, open_page, text_of
+from agui_client import change, kinds
 from agui_node import run_page
-from gateway_client import connect_client, serve_gateway
-from openai_client import Slow, stored_atlas, upper
-from processes import run_gateway
+from gateway_client import serve_gateway
+from openai_client import stored_atlas, upper
 
 from atlas_agents import Approvals, File, Tool
-from atlas_agents.providers.base import ResetChunk, TextChunk
-from atlas_agents.testing import Reply, Scripted, calls, says, thinks
-from checks import TIMEOUT
+from atlas_agents.testing import Scripted, calls, says, thinks
 
 pytestmark = pytest.mark.slow
 
@@ -108,42 +104,3 @@ async def test_page_runs_its_own_tools(tmp_path: Path) -> None:
     assert done["messages"][-1]["content"] == "Done."
     results = [result.result for message in model.requests[-1].messages for result in message.tool_results]
     assert results == ["X", "it is blue", "it is big", "it is bigger"]
-
-
-async def test_withdrawn_text_is_removed_by_a_snapshot(tmp_path: Path) -> None:
-    again = Reply(TextChunk("It is 5."), ResetChunk(1), TextChunk("It is 4."))
-    async with serve_gateway(tmp_path, stored_atlas(Scripted(says("Hi."), again))) as gateway:
-        _, after = await run_page(gateway, {"say": "Hello"}, {"say": "2+2?"})
-    assert [message["content"] for message in after["messages"]] == ["Hello", "Hi.", "2+2?", "It is 4."]
-
-
-async def test_aborted_page_run_leaves_the_turn_running(tmp_path: Path) -> None:
-    slow = Slow()
-    atlas = stored_atlas(Scripted(says("One moment.") + calls("slow", input="x"), says("Done.")), (slow.tool,))
-    async with serve_gateway(tmp_path, atlas) as gateway, connect_client(gateway) as other:
-        await other.get("sessions.subscribe", sessionKey="main")
-        (cancelled,) = await run_page(gateway, {"say": "Go", "stop": "TOOL_CALL_END"})
-        assert cancelled["messages"][1]["content"] == "One moment."
-        await asyncio.wait_for(slow.started.wait(), TIMEOUT)
-        slow.release.set()
-        assert (await other.until("chat.final"))["message"]["parts"][0]["text"] == "Done."
-
-
-async def test_pending_approval_survives_a_kill(tmp_path: Path) -> None:
-    async with run_gateway(tmp_path, "?tea") as process:
-        token = (tmp_path / "token").read_text().strip()
-        async with open_page(process, token) as page:
-            (interrupt,) = (await page.run("Order tea."))[-1]["outcome"]["interrupts"]
-        await process.kill()
-    async with run_gateway(tmp_path, "It is ordered.") as process, open_page(process, token) as page:
-        answer = {"interruptId": interrupt["id"], "status": "resolved", "payload": {"approved": True}}
-        rest = await page.run(runId="after", resume=[answer])
-    assert kinds(rest)[:3] == ["RUN_STARTED", "TOOL_CALL_RESULT", "TEXT_MESSAGE_START"]
-    assert (rest[1]["content"], text_of(rest)) == ("noted", "It is ordered.")
-    assert (tmp_path / "effects").read_text() == "tea\n"
-
-
-async def test_page_with_an_invalid_token_gets_401(tmp_path: Path) -> None:
-    async with serve_gateway(tmp_path, stored_atlas(Scripted())) as gateway:
-        (refused,) = await run_page(gateway, {"say": "Hi"}, token="wrong")
-    assert "HTTP 401" in refused["failure"] and "invalid_api_key" in refused["failure"]

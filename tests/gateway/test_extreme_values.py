@@ -71,14 +71,15 @@ def requests(name: str) -> Generator[dict[str, Any]]:
             yield {**required, field.encode_name: value}
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if name not in SKIPPED and any(requests(name))])
-async def test_extreme_value_is_never_an_internal_error(method: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("share", range(3))
+async def test_extreme_value_is_never_an_internal_error(share: int, tmp_path: Path) -> None:
     store = MemoryStore()
     atlas = in_memory_atlas(Scripted(*[says("Hi.")] * 300), store=store)
     services = GatewayServices(KnowledgeBase(store))
     async with serve_gateway(tmp_path, atlas, services=services) as gateway, connect_client(gateway) as client:
         await client.get("chat.send", sessionKey="main", message="Hi")
         await client.until("chat.final")
-        for params in requests(method):
-            answer = await client.request(method, **params)
-            assert answer.get("error", {}).get("data", {}).get("kind") != "INTERNAL", params
+        for method in [name for name in METHODS if name not in SKIPPED][share::3]:
+            for params in requests(method):
+                answer = await client.request(method, **params)
+                assert answer.get("error", {}).get("data", {}).get("kind") != "INTERNAL", (method, params)

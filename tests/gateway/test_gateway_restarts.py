@@ -1,9 +1,6 @@
 """A gateway that is killed or shut down and started again: nothing acknowledged is lost, and clients can resume."""
 
 import asyncio
-import random
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -160,52 +157,6 @@ async def test_no_turn_starts_during_shutdown(tmp_path: Path) -> None:
         assert (refused["error"]["code"], refused["error"]["data"]["kind"]) == (-32004, "UNAVAILABLE")
         assert refused["error"]["data"]["retryable"] is True and refused["error"]["data"]["retryAfterMs"] > 0
         assert await stopping == 0
-
-
-@pytest.mark.parametrize("seed", range(2))
-async def test_client_gets_every_event_after_three_random_kills(seed: int, tmp_path: Path) -> None:
-    generator = random.Random(seed)
-    script = ["!one", "!two", WORDS]
-    received: list[dict[str, Any]] = []
-    run_id = ""
-    for start in range(4):
-        done = len(effects(tmp_path))
-        replies = await asyncio.to_thread(_remaining_replies, tmp_path, script) if start else script
-        assert done <= 2
-        async with (
-            run_gateway(tmp_path, *replies, *[WORDS] * 2, pause=0.004) as process,
-            connect_process(process) as client,
-        ):
-            if start == 0:
-                run_id = (await client.get("chat.send", sessionKey="main", message="Go"))["runId"]
-            else:
-                last = received[-1]["data"]["seq"] if received else 0
-                await client.get("sessions.subscribe", sessionKey="main", runs={run_id: last})
-            if start < 3:
-                killing = asyncio.create_task(_kill_later(process, generator.uniform(0.02, 0.35)))
-                await receive_until_cut(client)
-                await killing
-            else:
-                assert (await client.get("chat.wait", runId=run_id))["status"] == "done"
-                await client.get("health.check")
-            received += client.events(run_id)
-    assert numbers(received) == sorted(set(numbers(received)))
-    assert [frame["event"] for frame in received].count("chat.final") == 1 and received[-1]["event"] == "chat.final"
-    assert received[-1]["data"]["message"]["parts"] == [{"type": "text", "text": WORDS}]
-    done = effects(tmp_path)
-    assert sorted(done) == sorted(set(done))
-
-
-async def _kill_later(process: Process, seconds: float) -> None:
-    await asyncio.sleep(seconds)
-    await process.kill()
-
-
-def _remaining_replies(home: Path, script: list[str]) -> list[str]:
-    """Return the replies the model has not given yet; recorded replies are not requested again."""
-    with closing(sqlite3.connect(home / "atlas.db")) as database:
-        (replied,) = database.execute("select count(*) from journal where kind = 'reply'").fetchone()
-    return script[replied:]
 
 
 async def test_shutdown_is_limited_although_the_disk_hangs(tmp_path: Path) -> None:

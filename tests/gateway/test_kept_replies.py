@@ -105,7 +105,7 @@ async def receive_across_a_crash(
         return before, client.events(run_id)
 
 
-@pytest.mark.parametrize("at", [is_end, is_final, is_second_reply, is_announcement])
+@pytest.mark.parametrize("at", [is_final, is_second_reply])
 async def test_plain_client_shows_the_whole_answer_after_a_crash(at: Callable[[Write], bool], tmp_path: Path) -> None:
     _, after = await receive_across_a_crash(CrashingStore(), tmp_path, at, full=False)
     assert shown(after) == FIRST + WORDS

@@ -222,7 +222,7 @@ async def test_listing_many_documents_does_not_block_other_requests(tmp_path: Pa
     passage = Passage("A heading", "A text")
     async with serve_with_knowledge(tmp_path, SqliteStore(tmp_path / "atlas.db")) as (gateway, _):
         store, tenant = gateway.hub.store, gateway.hub.atlas.tenant
-        for first in range(0, 6000, 500):
+        for first in range(0, 3000, 500):
             documents = [
                 Document("knowledge", f"d{n:05}", f"c{n % 50}", f"/docs/{n}.md", "Title", "hash", "", details)
                 for n in range(first, first + 500)
@@ -232,7 +232,7 @@ async def test_listing_many_documents_does_not_block_other_requests(tmp_path: Pa
             await client.send(type="auth", token=main_token(gateway), protocol=1)
             await client.next()
             listed = await read_pages(client, limit=500)
-            assert len(listed) == 6000 and len({each["id"] for each in listed}) == 6000
+            assert len(listed) == 3000 and len({each["id"] for each in listed}) == 3000
             of_category = await read_pages(client, category="c7", limit=50)
             assert [each["id"] for each in of_category] == [
                 each["id"] for each in listed if each["category"] == "c7"
@@ -242,7 +242,7 @@ async def test_listing_many_documents_does_not_block_other_requests(tmp_path: Pa
                 await client.send(id=1, method="knowledge.list", params={"limit": 500})
                 return await client.socket.recv(decode=False)
 
-            frame, longest = await repeat_for_block(list_most)
+            frame, longest = await repeat_for_block(list_most, times=2)
         assert frame.count(b'"source"') == 500
         assert longest < 0.02 * cpu_factor()
 

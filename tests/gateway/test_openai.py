@@ -240,47 +240,47 @@ ANSWERED: Any = {"role": "tool", "tool_call_id": "c1", "content": "1"}
 HELLO: Any = {"role": "user", "content": "Hi"}
 
 
-@pytest.mark.parametrize(
-    ("wrong", "param"),
-    [
-        ({"n": 2}, "n"),
-        ({"tools": [TOOL, TOOL]}, "tools"),
-        ({"tools": [{"type": "function", "function": {"name": "UPPER"}}]}, "tools"),
-        ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type"),
-        ({"tools": [{"type": "function", "function": {"name": 7}}]}, "tools[0].function.name"),
-        ({"tools": [TOOL], "tool_choice": "always"}, "tool_choice"),
-        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "upper"}}}, "tool_choice"),
-        ({"tool_choice": "auto"}, "tool_choice"),
-        ({"messages": [HELLO, ANSWERED]}, "messages.[1].role"),
-        ({"messages": [HELLO, CALLED, HELLO]}, "messages.[2].role"),
-        ({"messages": [HELLO, CALLED, ANSWERED, ANSWERED]}, "messages.[3].role"),
-        ({"messages": [HELLO, CALLED, ANSWERED]}, "messages.[2].tool_call_id"),
-        ({"functions": [{"name": "f"}]}, "functions"),
-        ({"messages": []}, "messages"),
-        ({"messages": [{"role": "assistant", "content": "Hi"}]}, "messages"),
-        ({"messages": [{"role": "user", "content": ""}]}, "messages[0].content"),
-        ({"messages": [{"role": "user", "content": " "}]}, "messages[0].content"),
-        ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "messages[0].content[0]"),
-        ({"messages": [{"role": "king", "content": "Hi"}]}, "messages[0].role"),
-        ({"temperature": 9}, "temperature"),
-        ({"top_p": 2}, "top_p"),
-        ({"reasoning_effort": "huge"}, "reasoning_effort"),
-        ({"response_format": {"type": "json_schema"}}, "response_format"),
-        (
-            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "no"}}}},
-            "response_format",
-        ),
-    ],
-)
-async def test_unsupported_request_gets_an_openai_error(wrong: dict[str, Any], param: str, tmp_path: Path) -> None:
+UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
+    ({"n": 2}, "n"),
+    ({"tools": [TOOL, TOOL]}, "tools"),
+    ({"tools": [{"type": "function", "function": {"name": "UPPER"}}]}, "tools"),
+    ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type"),
+    ({"tools": [{"type": "function", "function": {"name": 7}}]}, "tools[0].function.name"),
+    ({"tools": [TOOL], "tool_choice": "always"}, "tool_choice"),
+    ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "upper"}}}, "tool_choice"),
+    ({"tool_choice": "auto"}, "tool_choice"),
+    ({"messages": [HELLO, ANSWERED]}, "messages.[1].role"),
+    ({"messages": [HELLO, CALLED, HELLO]}, "messages.[2].role"),
+    ({"messages": [HELLO, CALLED, ANSWERED, ANSWERED]}, "messages.[3].role"),
+    ({"messages": [HELLO, CALLED, ANSWERED]}, "messages.[2].tool_call_id"),
+    ({"functions": [{"name": "f"}]}, "functions"),
+    ({"messages": []}, "messages"),
+    ({"messages": [{"role": "assistant", "content": "Hi"}]}, "messages"),
+    ({"messages": [{"role": "user", "content": ""}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": " "}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "messages[0].content[0]"),
+    ({"messages": [{"role": "king", "content": "Hi"}]}, "messages[0].role"),
+    ({"temperature": 9}, "temperature"),
+    ({"top_p": 2}, "top_p"),
+    ({"reasoning_effort": "huge"}, "reasoning_effort"),
+    ({"response_format": {"type": "json_schema"}}, "response_format"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "no"}}}},
+        "response_format",
+    ),
+]
+
+
+async def test_unsupported_request_gets_an_openai_error(tmp_path: Path) -> None:
     own = Tool("upper", upper, in_process=True)
     async with serve_openai(tmp_path, stored_atlas(Scripted(), (own,))) as (_, client):
-        with pytest.raises(openai.BadRequestError) as refused:
-            body = {"model": MODEL, "messages": user_messages("Hi"), **wrong}
-            await client.post("/chat/completions", cast_to=object, body=body)
-    error: Any = refused.value.body
-    assert set(error) == {"message", "type", "param", "code"}
-    assert (error["type"], error["param"]) == ("invalid_request_error", param)
+        for wrong, param in UNSUPPORTED:
+            with pytest.raises(openai.BadRequestError) as refused:
+                body = {"model": MODEL, "messages": user_messages("Hi"), **wrong}
+                await client.post("/chat/completions", cast_to=object, body=body)
+            error: Any = refused.value.body
+            assert set(error) == {"message", "type", "param", "code"}
+            assert (error["type"], error["param"]) == ("invalid_request_error", param), wrong
 
 
 async def test_empty_tools_are_accepted(tmp_path: Path) -> None:
