@@ -250,25 +250,25 @@ async def test_model_servers_are_found_on_this_machine_only(tmp_path: Path, vend
         assert "rules-1 answers" in await client.ask("Hello")
 
 
-@pytest.mark.parametrize(
-    ("method", "params", "message"),
-    [
-        ("secrets.put", {"provider": "acme", "key": KEY}, "unknown provider 'acme': expected one of anthropic, openai"),
-        ("secrets.put", {"provider": "openai"}, "key: expected an API key, got a blank one"),
-        ("secrets.put", {"provider": "openai", "key": "sk a"}, "key: contains a character that no API key has"),
-        ("secrets.put", {"provider": "http", "key": KEY}, "baseUrl: expected the address of the server"),
-        ("secrets.put", {"provider": "http", "baseUrl": "ftp://x"}, "baseUrl: invalid address 'ftp://x'"),
-        ("models.select", {"model": "gpt"}, "invalid model reference 'gpt'"),
-        ("models.select", {"model": "openai/gpt-5.2"}, "OpenAI API key missing"),
-        ("models.select", {"model": f"local/{BIG}"}, "Qwen2.5 Coder 1.5B is not downloaded yet"),
-        ("models.offer", {"models": ["gpt"]}, "invalid model reference 'gpt'"),
-        ("models.offer", {"models": ["openai/gpt-5.2"]}, "OpenAI API key missing"),
-        ("models.download", {"id": "llama"}, "unknown local model 'llama'"),
-    ],
-)
-async def test_mistakes_change_nothing(tmp_path: Path, method: str, params: dict[str, str], message: str) -> None:
+MISTAKES: list[tuple[str, dict[str, Any], str]] = [
+    ("secrets.put", {"provider": "acme", "key": KEY}, "unknown provider 'acme': expected one of anthropic, openai"),
+    ("secrets.put", {"provider": "openai"}, "key: expected an API key, got a blank one"),
+    ("secrets.put", {"provider": "openai", "key": "sk a"}, "key: contains a character that no API key has"),
+    ("secrets.put", {"provider": "http", "key": KEY}, "baseUrl: expected the address of the server"),
+    ("secrets.put", {"provider": "http", "baseUrl": "ftp://x"}, "baseUrl: invalid address 'ftp://x'"),
+    ("models.select", {"model": "gpt"}, "invalid model reference 'gpt'"),
+    ("models.select", {"model": "openai/gpt-5.2"}, "OpenAI API key missing"),
+    ("models.select", {"model": f"local/{BIG}"}, "Qwen2.5 Coder 1.5B is not downloaded yet"),
+    ("models.offer", {"models": ["gpt"]}, "invalid model reference 'gpt'"),
+    ("models.offer", {"models": ["openai/gpt-5.2"]}, "OpenAI API key missing"),
+    ("models.download", {"id": "llama"}, "unknown local model 'llama'"),
+]
+
+
+async def test_mistakes_change_nothing(tmp_path: Path) -> None:
     async with serve(tmp_path / "home") as (_, client):
-        assert message in await client.error(method, **params)
+        for method, params, message in MISTAKES:
+            assert message in await client.error(method, **params), (method, params)
     assert not (tmp_path / "home" / SECRETS_FILE).exists()
     assert not (tmp_path / "home" / "model.json").exists()
 

@@ -174,8 +174,7 @@ ERRORS: dict[str, tuple[Script, str, bool]] = {
 }
 
 
-@every
-@pytest.mark.parametrize("case", ERRORS)
+@pytest.mark.parametrize(("name", "case"), [(list(MAKERS)[n % len(MAKERS)], case) for n, case in enumerate(ERRORS)])
 async def test_error_is_explained_without_the_key(name: str, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     script, message, retryable = ERRORS[case]
     if case == "silence":
