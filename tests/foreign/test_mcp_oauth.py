@@ -26,6 +26,7 @@ from atlas_agents.gateway.server import Gateway
 from atlas_agents.gateway.settings import GatewaySettings
 from atlas_agents.storage.sqlite import MemoryStore
 from atlas_agents.testing import Scripted, says
+from checks import TIMEOUT
 
 ADA = "ada-0123456789abcdefghijklmnopqrstuvwxyz"
 READER = "reader-0123456789abcdefghijklmnopqrstuvwxyz"
@@ -115,7 +116,7 @@ async def open_browser(home: Path) -> AsyncGenerator[Browser, None]:
     (home / "tokens.json").write_text(json.dumps(TOKENS))
     atlas = Atlas([Agent("assistant", model=Scripted(says("Hello.")), tools=[add])], store=MemoryStore())
     settings = GatewaySettings(home=home, port=0, grace=0)
-    async with Gateway(atlas, settings).running() as gateway, httpx2.AsyncClient(timeout=60) as http:
+    async with Gateway(atlas, settings).running() as gateway, httpx2.AsyncClient(timeout=TIMEOUT) as http:
         yield Browser(gateway, http)
 
 
@@ -160,7 +161,7 @@ def official_auth(browser: Browser, storage: Storage, asked: list[str]) -> OAuth
 
 async def call_add(browser: Browser, auth: OAuthClientProvider) -> Any:
     async with (
-        httpx2.AsyncClient(auth=auth, timeout=60) as http,
+        httpx2.AsyncClient(auth=auth, timeout=TIMEOUT) as http,
         Client(streamable_http_client(f"{browser.url}/mcp", http_client=http)) as client,
     ):
         return (await client.call_tool("add", {"a": 1, "b": 2})).content[0]

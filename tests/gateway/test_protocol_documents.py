@@ -13,7 +13,6 @@ from gateway_client import http, serve_gateway
 from openapi_spec_validator import OpenAPIV31SpecValidator
 from starlette.routing import Route
 
-import fork_server
 from atlas_agents.gateway.asgi import ApiRoute
 from atlas_agents.gateway.protocol.documents import asyncapi, json_schema, typescript
 from atlas_agents.gateway.protocol.events import (
@@ -87,8 +86,8 @@ def test_documents_contain_every_method_and_event() -> None:
 
 @pytest.mark.parametrize("form", ["schema", "asyncapi", "typescript"])
 def test_command_prints_a_document(form: str) -> None:
-    command = ("-m", "atlas_agents.gateway.protocol.documents", form)
-    done = fork_server.run(*command, timeout=TIMEOUT)
+    command = [sys.executable, "-m", "atlas_agents.gateway.protocol.documents", form]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=True)
     assert "chat.send" in done.stdout if form == "typescript" else json.loads(done.stdout)
 
 
