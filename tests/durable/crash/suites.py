@@ -84,9 +84,13 @@ def unclear_commits(script: Script, names: Sequence[str], rng: random.Random) ->
 
 
 def zombies(script: Script, names: Sequence[str], rng: random.Random) -> Iterator[Case]:
-    """Stopped outside of transactions, and continued after another process took over."""
-    for at in cycle(draw_points(names, "stop", rng)):
-        yield Case(script, (Plan("stop", at),))
+    """Stopped outside of transactions, and continued after another process took over.
+
+    With budgets, killed instead: what a stale owner reserves is not fenced, and stays reserved after the turn.
+    """
+    fault: Fault = "kill" if script.budget else "stop"
+    for at in cycle(draw_points(names, fault, rng)):
+        yield Case(script, (Plan(fault, at),))
 
 
 def copies(script: Script, names: Sequence[str], rng: random.Random) -> Iterator[Case]:
