@@ -63,7 +63,7 @@ def holds(crash: Crash) -> Crash:
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-def test_turn_survives_kills_errors_and_stops(part: int, holds: Crash) -> None:
+def test_turn_survives_kills_and_errors(part: int, holds: Crash) -> None:
     tally = holds("faults", 9, *SUITES["faults"].scripts[part::PARTS])
     once, more = tally.injected[1], tally.injected[2] + tally.injected.get(3, 0)
     assert once > 0.5 * tally.cases and more > 0.1 * tally.cases
@@ -89,6 +89,10 @@ def test_snapshot_is_what_kill_9_leaves(holds: Crash) -> None:
 
 def test_turn_that_crashes_every_process_is_given_up(holds: Crash) -> None:
     assert holds("crash-loops", 3).injected[6] == 3
+
+
+def test_resumed_zombie_process_writes_nothing(holds: Crash) -> None:
+    holds("zombies", 4)
 
 
 def test_clocks_may_jump(holds: Crash) -> None:

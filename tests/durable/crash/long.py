@@ -40,7 +40,13 @@ def jobs(seed: int) -> Iterator[list[str]]:
     """Yield the arguments of each process."""
     for first in range(0, _RANDOM, _AT_A_TIME):
         yield ["-m", "crash", "random", "--count", str(_AT_A_TIME), "--seed", str(seed * _RANDOM + first)]
-    for suite, count in {"faults": _EVERY_POINT, "copies": "20", "clock-jumps": "60", "postgres": "80"}.items():
+    for suite, count in {
+        "faults": _EVERY_POINT,
+        "zombies": "60",
+        "copies": "20",
+        "clock-jumps": "60",
+        "postgres": "80",
+    }.items():
         for script in SUITES[suite].scripts:
             yield ["-m", "crash", suite, "--script", script, "--count", count, "--seed", str(seed)]
     for first in range(0, _KILLS, _KILLS_AT_A_TIME):
