@@ -1,13 +1,13 @@
 """Fixtures: every test of the store port runs on each kind of store."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeAlias
 
 import pytest
 from postgres_server import PostgresServer
+from store_helpers import Make
 
 from atlas_agents.core.messages import new_id
 from atlas_agents.core.store import Store
@@ -16,8 +16,6 @@ from atlas_agents.storage.sqlite import MemoryStore, SqliteStore
 
 KINDS = ("memory", "sqlite", "postgres")
 DURABLE = ("sqlite", "postgres")
-
-Make: TypeAlias = Callable[[], Awaitable[Store]]
 
 
 @pytest.fixture(scope="session")

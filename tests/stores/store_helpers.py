@@ -1,8 +1,8 @@
 """Helpers for the store tests."""
 
 import asyncio
-from collections.abc import Awaitable, Iterable
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
@@ -27,6 +27,8 @@ from atlas_agents.core.store import (
 )
 
 T = TypeVar("T")
+Make: TypeAlias = Callable[[], Awaitable[Store]]
+"""Opens the store of a test; each call opens the same database again."""
 TENANT = "acme"
 DAY = "2026-11-15"
 

@@ -9,7 +9,7 @@ from contextlib import closing
 
 import psycopg
 import pytest
-from store_helpers import DAY, TENANT, everything, one_of_each
+from store_helpers import DAY, TENANT, Make, everything, one_of_each
 from test_derived import database
 from write_data import DATA, MODEL, VECTOR, tools
 
@@ -18,7 +18,6 @@ from atlas_agents.core.store import AddMessage, AuditFilter, DropSession, Journa
 from atlas_agents.storage.hash_chain import find_audit_break, find_journal_break
 from atlas_agents.testing import Scripted, says
 from checks import TIMEOUT, is_paired
-from conftest import Make
 
 pytestmark = pytest.mark.durable
 DERIVED_OF_LONG_LOGS = {"audit_blocks", "audit_values", "tool_days"}

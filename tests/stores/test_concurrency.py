@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from store_helpers import DAY, TENANT, approval, outcomes, with_run
+from store_helpers import DAY, TENANT, Make, approval, outcomes, with_run
 
 from atlas_agents.core.errors import Conflict, DailyLimitExceeded, NotFound, StaleOwner
 from atlas_agents.core.messages import user
@@ -25,7 +25,6 @@ from atlas_agents.storage.hash_chain import find_audit_break, find_journal_break
 from atlas_agents.storage.postgres import PostgresStore
 from atlas_agents.storage.sqlite import SqliteStore
 from checks import TIMEOUT, cpu_factor, measure_longest_block, repeat_for_block
-from conftest import Make
 
 
 @pytest.fixture

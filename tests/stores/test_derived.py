@@ -15,7 +15,7 @@ from typing import Any
 import psycopg
 import pytest
 from postgres_server import PostgresServer
-from store_helpers import TENANT
+from store_helpers import TENANT, Make
 
 import fork_server
 from atlas_agents.core.messages import Message, Text
@@ -44,7 +44,6 @@ from atlas_agents.storage.sql.reads import SqlReads
 from atlas_agents.storage.sql.tables import Query, Row
 from atlas_agents.storage.sqlite import SqliteStore
 from checks import TIMEOUT, wait_until
-from conftest import Make
 
 
 def message_body(text: str, role: str = "user") -> bytes:

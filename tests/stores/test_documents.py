@@ -6,7 +6,7 @@ import msgspec
 import numpy
 import pytest
 from postgres_server import PostgresServer
-from store_helpers import TENANT
+from store_helpers import TENANT, Make
 
 from atlas_agents.core.errors import NotFound, StoreError
 from atlas_agents.core.store import (
@@ -22,7 +22,6 @@ from atlas_agents.core.store import (
     Write,
 )
 from atlas_agents.storage.postgres import PostgresStore
-from conftest import Make
 
 MODEL = "test/3"
 ALL = Where("knowledge")

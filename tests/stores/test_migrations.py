@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import TypeAlias, cast
 
 import pytest
-from store_helpers import TENANT, everything, one_of_each
+from store_helpers import TENANT, Make, everything, one_of_each
 from test_derived import database
 
 from atlas_agents.core.errors import StoreError
@@ -13,7 +13,6 @@ from atlas_agents.core.store import AddAudit, Store
 from atlas_agents.storage import migrations
 from atlas_agents.storage.migrations import STEPS, Database
 from atlas_agents.storage.sqlite import files as sqlite_files
-from conftest import Make
 
 pytestmark = pytest.mark.durable
 AddSteps: TypeAlias = Callable[..., None]

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from store_helpers import DAY, TENANT, approval, everything, one_of_each, with_run
+from store_helpers import DAY, TENANT, Make, approval, everything, one_of_each, with_run
 
 from atlas_agents.core.errors import Conflict, DailyLimitExceeded, NotFound, SessionBusy, StaleOwner, StoreError
 from atlas_agents.core.store import (
@@ -42,7 +42,6 @@ from atlas_agents.gateway.hub import AuditTail
 from atlas_agents.gateway.protocol.admin import AuditList
 from atlas_agents.storage.hash_chain import find_audit_break, find_journal_break
 from atlas_agents.storage.sql import tables
-from conftest import Make
 
 
 async def test_commit_returns_the_rows_that_are_read_afterwards(store: Store) -> None:

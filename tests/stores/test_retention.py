@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from store_helpers import TENANT, everything, one_of_each
+from store_helpers import TENANT, Make, everything, one_of_each
 
 from atlas_agents.app.store_maintenance import RetentionJob, RetentionPolicy
 from atlas_agents.core.aio import SystemClock
@@ -27,7 +27,6 @@ from atlas_agents.core.store import (
 )
 from atlas_agents.testing import VirtualClock
 from checks import TIMEOUT
-from conftest import Make
 
 LATER = 1 << 62
 BOTH: list[Prunable] = ["events", "journal"]

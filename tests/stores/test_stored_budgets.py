@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from store_helpers import Make
 
 from atlas_agents import Agent, Atlas, Budget, BudgetExceeded, tool
 from atlas_agents.core.errors import BudgetUnavailable
@@ -23,7 +24,6 @@ from atlas_agents.core.store import (
     UsageRow,
 )
 from atlas_agents.testing import Scripted, calls, says
-from conftest import Make
 from metered_models import Hanging, Metered
 
 TENANT = "acme"
