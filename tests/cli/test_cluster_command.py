@@ -67,7 +67,7 @@ def test_status_shows_members_until_they_stop(home: Home, database: str) -> None
         taken = home.run("serve", "--role", "worker", "--port", str(front.port))
         assert (taken.returncode, taken.stderr.splitlines()[-1]) == (
             2,
-            f"atlas: cannot listen on 127.0.0.1 port {front.port}: Address already in use",
+            f"atlas: cannot listen on 127.0.0.1 port {front.port}: Address already in use; choose another port",
         )
         assert worker.kill(signal.SIGTERM) == 0
         found = json.loads(home.run("cluster", "status", "--json").stdout)

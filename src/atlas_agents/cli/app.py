@@ -49,7 +49,7 @@ COMMANDS = {
     "token": Entry("Manage the tokens that grant access to the gateway.", "access", "token"),
     "telegram": Entry("Manage who may use the Telegram bot.", "access", "telegram"),
     "cluster": Entry("Show the state of a cluster.", "serve", "cluster"),
-    "store": Entry("Prune, back up, restore and move the database.", "store"),
+    "store": Entry("Check, prune, back up and restore the database.", "store"),
     "config": Entry("Show the settings and where they come from.", "info", "config"),
     "protocol": Entry("Print the gateway's protocol as a schema.", "info", "protocol"),
     "plugins": Entry("List plugins, or create one.", "plugins"),

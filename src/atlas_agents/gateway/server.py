@@ -111,7 +111,8 @@ def _bind(host: str, port: int) -> socket.socket:
         listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
-        raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror or error}") from error
+        reason = error.strerror or error
+        raise ConfigError(f"cannot listen on {host} port {port}: {reason}; choose another port") from error
     listener.setblocking(False)
     return listener
 
