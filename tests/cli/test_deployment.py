@@ -182,7 +182,7 @@ def test_image_has_the_extras_of_the_roles() -> None:
     text = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
     (extras,) = re.findall(r"^ARG EXTRAS=(.+)$", text, re.MULTILINE)
     project = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert {"cluster", "gateway"} <= set(extras.split(",")) <= set(project["optional-dependencies"])
+    assert {"cluster"} <= set(extras.split(",")) <= set(project["optional-dependencies"])
 
 
 def test_worker_listens_where_the_probes_and_the_image_check_it() -> None:
@@ -201,7 +201,7 @@ def test_every_container_starts_with_valid_arguments() -> None:
     commands += [json.loads(rest) for word, rest in instructions() if word == "CMD"]
     for arguments in commands:
         assert arguments[0] == "serve"
-        serve.parse(arguments[1:])
+        serve.parse(arguments[1:], "atlas serve")
 
 
 def unit() -> dict[str, list[str]]:

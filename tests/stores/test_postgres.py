@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -24,6 +24,13 @@ from checks import TIMEOUT, linux_only, measure_loop_time, scaled, wait_until
 pytestmark = pytest.mark.slow  # each test starts processes of its own
 
 WRITE = [AddAudit(b"")]
+
+
+@pytest.fixture(scope="module")
+def postgres_server() -> Iterator[PostgresServer]:
+    """A server of its own, which these tests stop and pause."""
+    with PostgresServer() as server:
+        yield server
 
 
 @pytest.fixture

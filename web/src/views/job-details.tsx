@@ -111,7 +111,7 @@ function Requester({ job }: { job: JobShape }) {
   const name = jobRequester(job);
   if (job.kind === "schedule")
     return (
-      <RouteLink to={{ view: "jobs", id: "schedules" }} title="View schedules">
+      <RouteLink to={{ view: "schedules", id: "" }} title="View schedules">
         {name}
       </RouteLink>
     );
