@@ -34,7 +34,7 @@ page: $(INSTALLED) ## Build the web UI if its sources have changed
 
 # More workers than the two cores that this is measured on: many tests wait for other processes.
 test: $(READY) page browser sandbox searx ## Run all tests
-	$(BIN)/pytest -n 4 --dist worksteal -rs --durations=25
+	$(BIN)/pytest -n 5 --dist worksteal -r fEs --durations=25
 
 check: lint sandbox ## Check format, lint, types and layers, then run the quick tests
 	$(BIN)/pytest -n 2 --dist worksteal -q -m "not slow"
